@@ -1,1 +1,5 @@
 //! .
+
+pub mod mem;
+pub mod ratelimit;
+pub mod vfio;

@@ -1,0 +1,5 @@
+//! The vfio-user transport.
+
+mod device;
+
+pub use device::{IrqAction, RegionInfo, VfioDevice};
