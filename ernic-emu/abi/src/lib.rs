@@ -9,6 +9,9 @@
 //!
 //! Values that a guest chooses are *open* newtypes ([`Opcode`], [`QType`], …): an unknown value is a value, not an error.
 
+// zerocopy's derives make private helper types without `Debug`, at the span of our types.
+#![allow(missing_debug_implementations)]
+
 mod cmd;
 mod eth;
 mod event;
@@ -30,9 +33,10 @@ macro_rules! open_enum {
     ($(#[$meta:meta])* $vis:vis struct $name:ident($int:ty) { $($(#[$vmeta:meta])* $value:ident = $num:expr,)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout, zerocopy::Unaligned)]
+        #[derive(
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout, zerocopy::Unaligned,
+        )]
         #[repr(transparent)]
-        #[allow(missing_debug_implementations, reason = "implemented below; the lint does not see it")]
         $vis struct $name(pub $int);
         #[allow(missing_docs, reason = "the kernel's names; the type says what they are")]
         impl $name {
