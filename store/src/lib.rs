@@ -8,6 +8,7 @@
 //! object's own storage ([`ObjectWriter::buffer`]), so that a payload that comes by RDMA is copied exactly once.
 
 mod error;
+mod memory;
 mod types;
 
 use std::{ops::Range, pin::Pin, sync::Arc};
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 
 pub use error::{Result, StoreError};
+pub use memory::{MemoryConfig, MemoryStore};
 pub use types::*;
 
 /// Pieces of an object's content, in order.

@@ -1,0 +1,211 @@
+//! The store that keeps everything in memory.
+
+mod arena;
+mod content;
+mod list;
+mod state;
+mod writer;
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicU64, atomic::Ordering},
+    time::SystemTime,
+};
+
+use async_trait::async_trait;
+
+use self::{
+    arena::Arena,
+    content::Content,
+    state::{Entry, Place, State},
+    writer::Writer,
+};
+use crate::{
+    BucketInfo, Commit, ListPage, ListQuery, Metadata, Object, ObjectInfo, ObjectWriter, PartInfo, PutOptions, Result,
+    Store, StoreError, UploadInfo, Usage,
+};
+
+/// Limits of a [`MemoryStore`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Most bytes of objects and parts, those being written included.
+    pub capacity: u64,
+    /// Most objects and uploads in progress together.
+    pub objects: u64,
+}
+
+/// A [`Store`] in memory.
+///
+/// **Room.** A writer takes room when it starts if the size is known, else as it goes, and gives everything back when
+/// dropped. What replaces an object (or part) needs room only for the difference: the key is charged for the longer of
+/// the two until the writer ends. Of several writers of one key only the first is credited like that, so that neither
+/// the accounts nor the memory behind them can grow without bound; [`Usage::bytes`] never exceeds the capacity. Readers
+/// keep the memory of what they read, also after it was replaced; that is not counted.
+///
+/// **Slots.** Every object, every upload in progress and every new key being written takes one of
+/// [`MemoryConfig::objects`].
+///
+/// **Memory.** Contents are kept in chunks of at most 1 MiB without slack. Freed chunks are reused; at most 64 MiB
+/// wait for that, and what was not needed for a second or two goes back to the system, by a thread that otherwise
+/// sleeps.
+#[derive(Debug)]
+pub struct MemoryStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: RwLock<State>,
+    arena: Arc<Arena>,
+    /// Makes upload ids that cannot be guessed.
+    ids: RandomState,
+    next_id: AtomicU64,
+}
+
+impl Inner {
+    // No code panics between two dependent changes of the state, so that a poisoned lock guards a sound state.
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.arena.close();
+    }
+}
+
+impl MemoryStore {
+    /// An empty store.
+    #[must_use]
+    pub fn new(config: MemoryConfig) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                state: RwLock::new(State::new(config)),
+                arena: Arena::new(),
+                ids: RandomState::new(),
+                next_id: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Makes a bucket. Returns whether it is new; one that is there stays as it is.
+    pub fn create_bucket(&self, name: &str) -> bool {
+        self.inner.write().create_bucket(name)
+    }
+
+    /// Bytes of freed chunks that are kept for reuse.
+    #[must_use]
+    pub fn pooled_bytes(&self) -> usize {
+        self.inner.arena.pooled()
+    }
+
+    fn writer(&self, place: Place, size: Option<u64>, meta: Metadata) -> Result<Box<dyn ObjectWriter>> {
+        let claim = self.inner.write().claim(&place, size.unwrap_or(0))?;
+        Ok(Box::new(Writer::new(Arc::clone(&self.inner), place, claim, size, meta)))
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn list_buckets(&self) -> Result<Vec<BucketInfo>> {
+        Ok(self.inner.read().bucket_infos())
+    }
+
+    async fn head_bucket(&self, bucket: &str) -> Result<BucketInfo> {
+        self.inner.read().bucket_info(bucket)
+    }
+
+    async fn head(&self, bucket: &str, key: &str) -> Result<Arc<ObjectInfo>> {
+        Ok(Arc::clone(&self.inner.read().object(bucket, key)?.info))
+    }
+
+    async fn get(&self, bucket: &str, key: &str) -> Result<Object> {
+        let state = self.inner.read();
+        let entry = state.object(bucket, key)?;
+        Ok(Object { info: Arc::clone(&entry.info), data: Arc::clone(&entry.data) as _ })
+    }
+
+    async fn put(&self, bucket: &str, key: &str, options: PutOptions) -> Result<Box<dyn ObjectWriter>> {
+        let place = Place { bucket: bucket.into(), key: key.into(), part: None };
+        self.writer(place, options.size, options.meta)
+    }
+
+    async fn delete(&self, bucket: &str, key: &str) -> Result<bool> {
+        // Freed without the lock.
+        let old = self.inner.write().delete(bucket, key)?;
+        Ok(old.is_some())
+    }
+
+    async fn list(&self, bucket: &str, query: &ListQuery) -> Result<ListPage> {
+        let state = self.inner.read();
+        let page = list::page(&state.bucket(bucket)?.objects, query);
+        let objects = page.objects.into_iter().map(|(key, entry)| (key.to_owned(), Arc::clone(&entry.info))).collect();
+        Ok(ListPage { objects, prefixes: page.prefixes, next: page.next })
+    }
+
+    async fn create_upload(&self, bucket: &str, key: &str, meta: Metadata) -> Result<String> {
+        let serial = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{:016x}{serial:016x}", self.inner.ids.hash_one(serial));
+        let upload = UploadInfo { upload: id.clone(), key: key.into(), started: SystemTime::now(), meta };
+        self.inner.write().create_upload(bucket, upload)?;
+        Ok(id)
+    }
+
+    async fn put_part(
+        &self,
+        bucket: &str,
+        key: &str,
+        upload: &str,
+        number: u16,
+        size: Option<u64>,
+    ) -> Result<Box<dyn ObjectWriter>> {
+        if !(1..=10_000).contains(&number) {
+            return Err(StoreError::NoSuchPart(number));
+        }
+        let place = Place { bucket: bucket.into(), key: key.into(), part: Some((upload.into(), number)) };
+        self.writer(place, size, Metadata::default())
+    }
+
+    async fn list_parts(&self, bucket: &str, key: &str, upload: &str) -> Result<Vec<PartInfo>> {
+        let state = self.inner.read();
+        let parts = &state.upload(bucket, key, upload)?.parts;
+        Ok(parts.iter().map(|(&number, part)| PartInfo { number, info: Arc::clone(&part.info) }).collect())
+    }
+
+    async fn list_uploads(&self, bucket: &str) -> Result<Vec<UploadInfo>> {
+        Ok(self.inner.read().bucket(bucket)?.uploads.values().map(|upload| upload.info.clone()).collect())
+    }
+
+    async fn complete_upload(
+        &self,
+        bucket: &str,
+        key: &str,
+        upload: &str,
+        parts: &[u16],
+        commit: Commit,
+    ) -> Result<Arc<ObjectInfo>> {
+        // What it replaces is freed without the lock.
+        let (info, _old) = self.inner.write().complete(bucket, key, upload, parts, commit)?;
+        Ok(info)
+    }
+
+    async fn abort_upload(&self, bucket: &str, key: &str, upload: &str) -> Result<()> {
+        let _freed = self.inner.write().abort(bucket, key, upload)?;
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.read().usage()
+    }
+}
+
+impl Entry {
+    fn new(content: Content, info: ObjectInfo) -> Self {
+        Self { info: Arc::new(info), data: Arc::new(content) }
+    }
+}
