@@ -41,6 +41,8 @@ macro_rules! open_enum {
         #[allow(missing_docs, reason = "the kernel's names; the type says what they are")]
         impl $name {
             $($(#[$vmeta])* pub const $value: Self = Self($num);)*
+            /// Every known value, with its name.
+            pub const ALL: &'static [(&'static str, Self)] = &[$((stringify!($value), Self::$value),)*];
             /// The name of a known value.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
