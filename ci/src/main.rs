@@ -1,2 +1,84 @@
-//! .
-fn main() {}
+//! `cargo xtask`: everything a person or CI runs — the guest image, the demo, test lanes.
+
+mod apt;
+mod cache;
+mod cpio;
+mod demo;
+mod formats;
+mod guest;
+mod process;
+mod progress;
+mod server;
+mod terminal;
+mod tree;
+mod vm;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Runs what a person or CI runs.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Boot a stock Linux guest on the emulated NIC and store and fetch an object with its curl
+    Demo {
+        #[command(flatten)]
+        args: demo::VmArgs,
+        /// Leave a shell in the guest at the end
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Boot the same guest and give a shell in it
+    Vm {
+        #[command(flatten)]
+        args: demo::VmArgs,
+    },
+    /// Fetch QEMU and make the guest's kernel and initramfs, and no more
+    Guest {
+        #[command(flatten)]
+        args: guest::GuestArgs,
+        /// Accelerator of the trial boot
+        #[arg(long, value_enum)]
+        accel: Option<vm::Accel>,
+    },
+}
+
+/// The root of the workspace.
+fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}
+
+/// Cargo, in the workspace.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace());
+    command
+}
+
+fn run() -> Result<()> {
+    match Cli::parse().command {
+        Task::Demo { args, keep } => demo::demo(&args, keep),
+        Task::Vm { args } => demo::interactive(&args),
+        Task::Guest { args, accel } => demo::image_only(&args, accel),
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The `ernic` server as a child process.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{process, say, vm};
+
+/// Address, port and bucket of the S3 endpoint with default options.
+pub const ENDPOINT: &str = "http://192.168.200.1:9000";
+/// The endpoint's address.
+pub const ADDRESS: &str = "192.168.200.1";
+/// The endpoint's bucket, with its URL.
+pub const BUCKET: &str = "http://192.168.200.1:9000/ernic";
+
+/// Which server to run.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ServerArgs {
+    /// Build the server with this Cargo profile [default: release; `quick` for test lanes]
+    #[arg(long, value_name = "NAME", conflicts_with = "server")]
+    pub profile: Option<String>,
+    /// Run this server instead of building one
+    #[arg(long, value_name = "PATH")]
+    pub server: Option<PathBuf>,
+}
+
+impl ServerArgs {
+    /// The path of the server's program, built if need be with the profile asked for or else `profile`.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn program(&self, profile: &str) -> Result<PathBuf> {
+        if let Some(server) = &self.server {
+            if !server.is_file() {
+                bail!("{}: no such file (--server)", server.display());
+            }
+            return Ok(std::path::absolute(server)?);
+        }
+        let profile = self.profile.as_deref().unwrap_or(profile);
+        let start = Instant::now();
+        let mut command = crate::cargo();
+        command.args([
+            "build",
+            "--package",
+            "ernic",
+            "--bin",
+            "ernic",
+            "--profile",
+            profile,
+            "--message-format=json-render-diagnostics",
+        ]);
+        let output = process::end_with_parent(&mut command)
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .context("cannot run cargo")?;
+        if !output.status.success() {
+            bail!("`{}`: {}", process::display(&command), output.status);
+        }
+        for line in output.stdout.split(|b| *b == b'\n') {
+            let Ok(message) = serde_json::from_slice::<Value>(line) else { continue };
+            let name = message.pointer("/target/name").and_then(Value::as_str);
+            if let (Some("ernic"), Some(path)) = (name, message.get("executable").and_then(Value::as_str)) {
+                say!("server: profile {profile}, {:.1} s", start.elapsed().as_secs_f64());
+                return Ok(PathBuf::from(path));
+            }
+        }
+        bail!("`{}` names no program", process::display(&command))
+    }
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    socket: PathBuf,
+    log: PathBuf,
+    _folder: TempDir,
+}
+
+impl Server {
+    /// Starts `program` with an S3 back end (`backend`, as for `--backend`) and `options`, and waits until its socket
+    /// listens. Its log goes to the log folder `name`.
+    ///
+    /// # Errors
+    /// When it ends, or does not listen within half a minute; the error has its log.
+    pub fn start(program: &Path, name: &str, backend: &str, options: &[String]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("ernic-").tempdir()?;
+        let socket = folder.path().join("ernic.sock");
+        let log = vm::log_folder(name)?.join("server.log");
+        let file = File::create(&log)?;
+        let mut command = Command::new(program);
+        command.arg("--socket").arg(&socket).arg("--backend").arg(backend).args(options);
+        let child = process::end_with_parent(&mut command)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("cannot start {}", process::display(&command)))?;
+        let mut server = Self { child, socket, log, _folder: folder };
+        let end = Instant::now() + Duration::from_secs(30);
+        while !listens(&server.socket) {
+            if let Some(status) = server.child.try_wait()? {
+                bail!("`{}` ended with {status}:\n{}", process::display(&command), process::tail(&server.log(), 20));
+            }
+            if Instant::now() >= end {
+                bail!(
+                    "`{}` does not listen on its socket:\n{}",
+                    process::display(&command),
+                    process::tail(&server.log(), 20)
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+
+    /// Its vfio-user socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Whether it is still running.
+    ///
+    /// # Errors
+    /// When it has ended; the error has its log.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the server has ended with {status}:\n{}", process::tail(&self.log(), 20));
+        }
+        Ok(())
+    }
+
+    /// Ends it with SIGTERM and checks that it ended well and took its socket away.
+    ///
+    /// # Errors
+    /// When it did not.
+    pub fn stop(mut self) -> Result<()> {
+        self.check()?;
+        let obeyed = process::terminate(&mut self.child, Duration::from_secs(10))?;
+        let status = self.child.wait()?;
+        if !obeyed || !status.success() {
+            bail!("the server did not end well on SIGTERM ({status}):\n{}", process::tail(&self.log(), 20));
+        }
+        if self.socket.exists() {
+            bail!("the server left its socket {} behind", self.socket.display());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = process::terminate(&mut self.child, Duration::from_secs(5));
+    }
+}
+
+/// Whether a process listens on the socket. Connecting would take the server's one client; the kernel's table tells too:
+/// flag `__SO_ACCEPTCON` (Linux `include/uapi/linux/net.h`) in the fourth column.
+fn listens(socket: &Path) -> bool {
+    let path = socket.display().to_string();
+    fs::read_to_string("/proc/net/unix").unwrap_or_default().lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.last() == Some(&path.as_str())
+            && words.get(3).and_then(|f| u32::from_str_radix(f, 16).ok()).is_some_and(|f| f & 0x0001_0000 != 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn a_bound_socket_is_seen_to_listen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        assert!(!listens(&path));
+        let listener = UnixListener::bind(&path).unwrap();
+        assert!(listens(&path));
+        let _client = UnixStream::connect(&path).unwrap();
+        drop(listener);
+        assert!(!listens(&path));
+    }
+
+    #[test]
+    fn a_server_that_ends_is_reported_with_its_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("ernic");
+        fs::write(&program, "#!/bin/sh\necho \"Error: $4 is bad\" >&2\nexit 2\n").unwrap();
+        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let error = Server::start(&program, "unit-server", "s3:size=bogus", &[]).unwrap_err().to_string();
+        assert!(error.contains("exit status: 2") && error.contains("Error: s3:size=bogus is bad"), "{error}");
+    }
+}
