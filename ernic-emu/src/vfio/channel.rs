@@ -7,11 +7,11 @@
 //! are closed.
 //!
 //! # Outgoing
-//! Nothing ever waits for a peer that does not read: what the socket does not take is kept, message by message (a message must
+//! A reply never waits for a peer that does not read: what the socket does not take is kept, message by message (a message must
 //! start in a `sendmsg` of its own: QEMU takes a header in two pieces for an error), and a peer with more than [`MAX_PENDING`] bytes
 //! unread is given up.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use zerocopy::FromBytes;
 
@@ -33,10 +34,15 @@ use super::proto::{HEADER_LEN, Header, MAX_MESSAGE, MAX_MSG_FDS};
 const RX_BUFFER: usize = 64 << 10;
 /// Most bytes of commands that are kept while a reply is waited for.
 const MAX_DEFERRED: usize = 8 << 20;
+/// Longest receive buffer.
+const MAX_BUFFER: usize = MAX_DEFERRED + MAX_MESSAGE;
 /// Most descriptors of commands that are kept.
 const MAX_HELD_FDS: usize = 256;
 /// Most bytes that the peer may leave unread: some replies of the longest kind. Any client that waits for its replies stays below.
 const MAX_PENDING: usize = 8 << 20;
+
+/// Most replies that are kept without a call that waits for them.
+const MAX_UNEXPECTED: usize = 4096;
 
 /// Why a connection is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -133,9 +139,9 @@ pub(super) struct Inbox {
     early_fds_lost: bool,
     held_fds: usize,
     /// Ids of calls that wait for a reply.
-    expected: HashSet<u16>,
+    expected: Vec<u16>,
     /// Ids of calls that stopped waiting.
-    late: HashSet<u16>,
+    late: Vec<u16>,
     replies: Vec<Message>,
     /// Keep replies that nobody waits for.
     keep_all: bool,
@@ -156,8 +162,8 @@ impl Inbox {
             early_fds: Vec::new(),
             early_fds_lost: false,
             held_fds: 0,
-            expected: HashSet::new(),
-            late: HashSet::new(),
+            expected: Vec::new(),
+            late: Vec::new(),
             replies: Vec::new(),
             keep_all,
             reading: false,
@@ -220,7 +226,8 @@ impl Inbox {
     fn make_room(&mut self) -> bool {
         // Drop what was taken (by `take_command`) or is a reply: everything before the first message kept.
         let keep_from = self.frames.front().map_or(self.scan, |f| f.body.start - HEADER_LEN);
-        if keep_from > 0 && (self.end == self.buf.len() || self.end == keep_from) {
+        let fits = |inbox: &Self| inbox.end < inbox.buf.len() && inbox.wanted() <= inbox.buf.len();
+        if keep_from > 0 && (keep_from == self.end || !fits(self)) {
             self.buf.copy_within(keep_from..self.end, 0);
             self.end -= keep_from;
             self.scan -= keep_from;
@@ -228,17 +235,21 @@ impl Inbox {
                 frame.body = frame.body.start - keep_from..frame.body.end - keep_from;
             }
         }
-        let incomplete = self.buf.get(self.scan..self.end).and_then(|b| Header::read_from_prefix(b).ok());
-        let wanted = incomplete.map_or(0, |(h, _)| self.scan.saturating_add(to_usize(h.size)));
-        if self.end < self.buf.len() && wanted <= self.buf.len() {
+        if fits(self) {
             return true;
         }
-        if self.buf.len() >= MAX_DEFERRED + MAX_MESSAGE {
+        let len = self.wanted().max(self.buf.len() * 2);
+        if self.wanted() > MAX_BUFFER || self.buf.len() >= MAX_BUFFER {
             return false;
         }
-        let len = wanted.max(self.buf.len() * 2).min(MAX_DEFERRED + MAX_MESSAGE);
-        self.buf.resize(len, 0);
+        self.buf.resize(len.min(MAX_BUFFER), 0);
         true
+    }
+
+    /// Where the message will end whose beginning is there.
+    fn wanted(&self) -> usize {
+        let incomplete = self.buf.get(self.scan..self.end).and_then(|b| Header::read_from_prefix(b).ok());
+        incomplete.map_or(0, |(header, _)| self.scan.saturating_add(to_usize(header.size)))
     }
 
     /// One `recvmsg`, and the cutting into messages. Never waits.
@@ -294,7 +305,8 @@ impl Inbox {
                     self.early_fds_lost = lost;
                 }
             }
-            let Some((header, _)) = self.buf.get(self.scan..self.end).and_then(|b| Header::read_from_prefix(b).ok()) else {
+            let Some((header, _)) = self.buf.get(self.scan..self.end).and_then(|b| Header::read_from_prefix(b).ok())
+            else {
                 break;
             };
             let size = to_usize(header.size);
@@ -343,13 +355,19 @@ impl Inbox {
     }
 
     fn reply(&mut self, header: Header, body: Range<usize>) {
-        if self.expected.remove(&header.id) || (self.keep_all && self.replies.len() < 4096) {
+        if remove(&mut self.expected, header.id) || (self.keep_all && self.replies.len() < MAX_UNEXPECTED) {
             let body = self.buf.get(body).unwrap_or_default().to_vec();
             self.replies.push(Message { header, body });
-        } else if !self.late.remove(&header.id) {
+        } else if !remove(&mut self.late, header.id) {
             crate::debug_limited!(id = header.id, command = %header.command, "reply to nothing: ignored");
         }
     }
+}
+
+/// Takes `id` out of `ids`; whether it was there.
+fn remove(ids: &mut Vec<u16>, id: u16) -> bool {
+    let at = ids.iter().position(|i| *i == id);
+    at.map(|at| ids.swap_remove(at)).is_some()
 }
 
 /// Replies and commands that the socket did not take yet.
@@ -384,22 +402,19 @@ impl Outbox {
     /// Sends `message` now or later.
     fn post(&mut self, sock: BorrowedFd<'_>, message: &[u8]) -> Result<(), ConnError> {
         self.flush(sock)?;
-        let mut sent = 0;
         if self.pending.is_empty() {
-            match send(sock, message, &[]) {
+            self.sent = match send(sock, message, &[]) {
                 Ok(n) if n == message.len() => return Ok(()),
-                Ok(n) => sent = n,
-                Err(Errno::AGAIN) => {}
+                Ok(n) => n,
+                Err(Errno::AGAIN) => 0,
                 Err(errno) => return Err(send_error(errno)),
-            }
-            self.sent = sent;
+            };
         }
         if self.bytes + message.len() > MAX_PENDING {
             return Err(ConnError::NotReading);
         }
         self.bytes += message.len();
         self.pending.push_back(message.to_vec());
-        let _ = sent;
         Ok(())
     }
 }
@@ -426,7 +441,7 @@ fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<us
     rustix::io::retry_on_intr(|| rustix::net::sendmsg(sock, &[IoSlice::new(bytes)], &mut control, flags))
 }
 
-/// A connected socket. Shared by the threads that use it; no lock is held while one of them waits for the peer.
+/// A connected socket, shared by the threads that use it. While one waits for a reply it holds no lock.
 pub(super) struct Channel {
     sock: OwnedFd,
     rx: Mutex<Inbox>,
@@ -497,7 +512,13 @@ impl Channel {
         self.send_locked(&mut self.tx(), message, fds, deadline)
     }
 
-    fn send_locked(&self, tx: &mut Outbox, message: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {
+    fn send_locked(
+        &self,
+        tx: &mut Outbox,
+        message: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> io::Result<()> {
         let sock = self.sock.as_fd();
         let mut sent = 0;
         loop {
@@ -560,17 +581,17 @@ impl Channel {
             if let Some(start) = message.first_chunk_mut::<2>() {
                 *start = id.to_ne_bytes();
             }
-            self.rx().expected.insert(id);
+            self.rx().expected.push(id);
             self.send_locked(&mut tx, message, fds, deadline).inspect_err(|_| {
-                self.rx().expected.remove(&id);
+                remove(&mut self.rx().expected, id);
             })?;
             id
         };
-        let reply = self.wait(Some(id), deadline, on_arrival);
+        let reply = self.wait(&mut |rx| rx.take_reply(id), deadline, on_arrival);
         if reply.is_err() {
             let mut rx = self.rx();
-            if rx.expected.remove(&id) && rx.over.is_none() {
-                rx.late.insert(id);
+            if remove(&mut rx.expected, id) {
+                rx.late.push(id);
             }
         }
         reply
@@ -578,27 +599,29 @@ impl Channel {
 
     /// The next reply that nobody else waits for.
     pub fn any_reply(&self, deadline: Instant, on_arrival: &mut dyn FnMut()) -> io::Result<Message> {
-        self.wait(None, deadline, on_arrival)
+        let mut first = |rx: &mut Inbox| (!rx.replies.is_empty()).then(|| rx.replies.remove(0));
+        self.wait(&mut first, deadline, on_arrival)
     }
 
-    /// Receives until a command or an unexpected reply has come, or `deadline`.
+    /// Receives until `deadline`.
     pub fn serve(&self, deadline: Instant, on_arrival: &mut dyn FnMut()) -> io::Result<()> {
-        on_arrival();
-        match self.wait(Some(NOBODY), deadline, on_arrival) {
-            Err(e) if e.kind() == io::ErrorKind::TimedOut => Ok(()),
-            Err(e) => Err(e),
-            Ok(_) => Ok(()),
+        match self.wait(&mut |_| None, deadline, on_arrival) {
+            Err(e) if e.kind() != io::ErrorKind::TimedOut => Err(e),
+            _ => Ok(()),
         }
     }
 
-    fn wait(&self, id: Option<u16>, deadline: Instant, on_arrival: &mut dyn FnMut()) -> io::Result<Message> {
+    /// Receives until `pick` finds what it wants.
+    fn wait(
+        &self,
+        pick: &mut dyn FnMut(&mut Inbox) -> Option<Message>,
+        deadline: Instant,
+        on_arrival: &mut dyn FnMut(),
+    ) -> io::Result<Message> {
+        on_arrival();
         let mut rx = self.rx();
         loop {
-            let found = match id {
-                Some(id) => rx.take_reply(id),
-                None => (!rx.replies.is_empty()).then(|| rx.replies.remove(0)),
-            };
-            if let Some(message) = found {
+            if let Some(message) = pick(&mut rx) {
                 return Ok(message);
             }
             if let Some(over) = rx.over {
@@ -650,7 +673,11 @@ impl Channel {
                     let [fd] = fds;
                     let ready = fd.revents();
                     // A hang-up or an error shows in the next receive.
-                    return Ok(if ready.intersects(PollFlags::HUP | PollFlags::ERR) { ready | PollFlags::IN } else { ready });
+                    return Ok(if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
+                        ready | PollFlags::IN
+                    } else {
+                        ready
+                    });
                 }
                 Err(errno) => return Err(errno.into()),
             }
