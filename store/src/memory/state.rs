@@ -39,6 +39,9 @@ pub(super) struct Bucket {
     pub(super) uploads: BTreeMap<(String, String), Upload>,
 }
 
+/// What is of no use any more once an upload is complete: the object that was replaced, and the upload.
+pub(super) type Leftovers = (Option<Entry>, Upload);
+
 /// What a writer holds of the accounts.
 #[derive(Debug)]
 pub(super) struct Claim {
@@ -290,7 +293,7 @@ impl State {
         upload: &str,
         parts: &[u16],
         commit: Commit,
-    ) -> Result<(Arc<ObjectInfo>, (Option<Entry>, Upload))> {
+    ) -> Result<(Arc<ObjectInfo>, Leftovers)> {
         let found = self.upload(bucket, key, upload)?;
         check(&commit.condition, self.bucket(bucket)?.objects.get(key))?;
         let mut left: BTreeMap<u16, &Entry> = found.parts.iter().map(|(&number, part)| (number, part)).collect();
