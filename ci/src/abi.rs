@@ -1,0 +1,298 @@
+//! `cargo xtask abi-check`: the layout of the device's structures, printed by a C program that is compiled against the
+//! kernel's own headers, compared with the committed table that the tests of `ionic-abi` use.
+//!
+//! The table names what to print; no number in it is typed by hand. The headers come from Debian's newest `linux-source`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::apt::Apt;
+use crate::cache::Cache;
+use crate::progress::{self, Step};
+use crate::{process, say, workspace};
+
+/// The table, from the root of the workspace.
+const TABLE: &str = "ernic-emu/abi/tests/layout.tsv";
+/// Debian suites that have kernel sources: the guest's kernel comes from backports.
+const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
+/// The driver's folder in the kernel source.
+const DRIVER: &str = "drivers/net/ethernet/pensando/ionic";
+/// Its headers that are compiled, and `ionic.h`, of which only the PCI ids are taken: it includes half the kernel.
+const HEADERS: [&str; 3] = ["ionic_if.h", "ionic_regs.h", "ionic.h"];
+/// What the headers expect of the kernel: integer types, attributes, and register accessors that nothing calls.
+const SHIM: &str = r"
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+typedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t u64;
+typedef uint16_t __le16; typedef uint32_t __le32; typedef uint64_t __le64;
+typedef uint16_t __be16; typedef uint32_t __be32; typedef uint64_t __be64;
+#define __packed __attribute__((packed))
+#define __iomem
+#define BIT(n) (1UL << (n))
+#define BIT_ULL(n) (1ULL << (n))
+#define GENMASK(h, l) ((~0UL << (l)) & (~0UL >> (63 - (h))))
+#define WARN_ON_ONCE(x) (x)
+#define ioread32(p) (*(volatile u32 *)(p))
+#define iowrite32(v, p) (*(volatile u32 *)(p) = (v))
+#define writeq(v, p) (*(volatile u64 *)(p) = (v))
+";
+
+/// Options of `abi-check`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct AbiArgs {
+    /// Compile the headers in this folder (that of ionic_if.h) instead of those of Debian's newest linux-source
+    #[arg(long, value_name = "DIR")]
+    pub headers: Option<PathBuf>,
+    /// Write the table instead of comparing with it
+    #[arg(long)]
+    pub write: bool,
+    /// Fetch linux-source from this mirror instead of the one that this machine's apt uses
+    #[arg(long, value_name = "URL", env = "ERNIC_MIRROR")]
+    pub mirror: Option<String>,
+}
+
+/// One row of the table: what it is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    /// The size of a type.
+    Size(String),
+    /// The offset and size of a field.
+    Field(String, String),
+    /// The value of a constant.
+    Const(String),
+}
+
+/// Rows and the numbers beside them, in order. Comment lines and empty ones are left out.
+fn parse(table: &str) -> Result<Vec<(Row, String)>> {
+    let mut rows = Vec::new();
+    for line in table.lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
+        let words: Vec<&str> = line.split('\t').collect();
+        rows.push(match words[..] {
+            ["size", name, size] => (Row::Size(name.to_owned()), size.to_owned()),
+            ["field", name, field, offset, size] => {
+                (Row::Field(name.to_owned(), field.to_owned()), format!("{offset}\t{size}"))
+            }
+            ["const", name, value] => (Row::Const(name.to_owned()), value.to_owned()),
+            _ => bail!("{TABLE}: bad row '{line}'"),
+        });
+    }
+    Ok(rows)
+}
+
+/// The C program that prints every row; `ids` are `#define` lines of PCI ids.
+fn program<'a>(rows: impl Iterator<Item = &'a Row>, ids: &str) -> String {
+    let mut text = format!("{SHIM}{ids}#include \"ionic_if.h\"\n#include \"ionic_regs.h\"\nint main(void) {{\n");
+    for row in rows {
+        // Names are C already; none has a quote or a percent sign.
+        text.push_str(&match row {
+            Row::Size(name) => format!("printf(\"size\\t{name}\\t%zu\\n\", sizeof({name}));\n"),
+            Row::Field(name, field) => format!(
+                "printf(\"field\\t{name}\\t{field}\\t%zu\\t%zu\\n\", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));\n"
+            ),
+            Row::Const(name) => format!("printf(\"const\\t{name}\\t%llu\\n\", (unsigned long long)({name}));\n"),
+        });
+    }
+    text.push_str("return 0;\n}\n");
+    text
+}
+
+/// Lines that say where two tables differ.
+fn differences(table: &[(Row, String)], headers: &[(Row, String)]) -> Vec<String> {
+    let theirs: BTreeMap<_, _> = headers.iter().map(|(row, numbers)| (row, numbers)).collect();
+    let name = |row: &Row| match row {
+        Row::Size(name) => format!("sizeof({name})"),
+        Row::Field(name, field) => format!("{name}, {field} (offset, size)"),
+        Row::Const(name) => name.clone(),
+    };
+    let show = |numbers: &str| numbers.replace('\t', ", ");
+    table
+        .iter()
+        .filter_map(|(row, ours)| match theirs.get(row) {
+            Some(theirs) if *theirs == ours => None,
+            Some(theirs) => Some(format!("{}: table {}, headers {}", name(row), show(ours), show(theirs))),
+            None => Some(format!("{}: not printed", name(row))),
+        })
+        .collect()
+}
+
+/// Unpacks the three headers from a `linux-source` package into `into`. The source is an xz archive inside the package;
+/// reading stops at the last of them.
+fn unpack(deb: &Path, package: &str, into: &Path) -> Result<()> {
+    // Both feeders complain of the pipe that the last one closes.
+    let mut package_tar =
+        Command::new("dpkg-deb").arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let stdout = package_tar.stdout.take().context("no pipe to dpkg-deb")?;
+    let mut inner = Command::new("tar")
+        .args(["-xO", "--occurrence=1", &format!("./usr/src/{package}.tar.xz")])
+        .stdin(stdout)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let stdout = inner.stdout.take().context("no pipe to tar")?;
+    let mut outer = Command::new("tar")
+        .args(["-x", "--occurrence=1", "--strip-components=6"])
+        .args(HEADERS.map(|h| format!("{package}/{DRIVER}/{h}")))
+        .current_dir(into)
+        .stdin(Stdio::piped())
+        .spawn()?;
+    let mut stdin = outer.stdin.take().context("no pipe to tar")?;
+    let mut source = lzma_rust2::XzReader::new(io::BufReader::with_capacity(1 << 20, stdout), true);
+    let mut chunk = vec![0; 1 << 20];
+    loop {
+        let n = source.read(&mut chunk).context("the kernel source in the package is not xz")?;
+        if n == 0 {
+            break;
+        }
+        match stdin.write_all(&chunk[..n]) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            other => other?,
+        }
+    }
+    drop((stdin, source));
+    // The feeders may have died of the closed pipe; only the last one's word counts.
+    let status = outer.wait()?;
+    inner.wait()?;
+    package_tar.wait()?;
+    ensure!(status.success(), "tar found no {DRIVER} in {package}");
+    Ok(())
+}
+
+/// The headers of Debian's newest `linux-source`, and its name and version.
+fn headers(mirror: Option<&str>) -> Result<(PathBuf, String)> {
+    let cache = Cache::open()?;
+    let apt = Apt::open(cache.path("apt-source"), mirror, &SUITES, "")?;
+    apt.update()?;
+    let key = |name: &str| -> Vec<u64> {
+        name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+    };
+    let package = apt
+        .names("linux-source-")?
+        .into_iter()
+        .filter(|name| name.trim_start_matches("linux-source-").chars().all(|c| c.is_ascii_digit() || c == '.'))
+        .max_by_key(|name| key(name))
+        .context("apt knows no package linux-source-N.N")?;
+    let debs = apt.resolve(&[&package], false)?;
+    let deb = debs.first().context("apt names no file for it")?;
+    let (_, version) = deb.name_version();
+    let dir = cache.folder(&format!("headers/{}", deb.file.trim_end_matches(".deb")), |partial| {
+        let step = Step::begin(format!("{package} {version}"));
+        let fetched = tempfile::tempdir_in(cache.path(""))?;
+        progress::watching("downloading the kernel source", fetched.path(), deb.size, || {
+            apt.fetch(&[&package], false, fetched.path())
+        })?;
+        unpack(&fetched.path().join(&deb.file), &package, partial)?;
+        step.done(&progress::megabytes(deb.size));
+        Ok(())
+    })?;
+    Ok((dir, format!("{package} {version}")))
+}
+
+/// Compiles and runs the program.
+fn print(rows: &[(Row, String)], headers: &Path) -> Result<String> {
+    let ids: String = fs::read_to_string(headers.join("ionic.h"))
+        .with_context(|| format!("cannot read ionic.h in {}", headers.display()))?
+        .lines()
+        .filter(|l| l.starts_with("#define PCI_VENDOR_ID_PENSANDO") || l.starts_with("#define PCI_DEVICE_ID_PENSANDO"))
+        .flat_map(|l| [l, "\n"])
+        .collect();
+    let dir = tempfile::tempdir()?;
+    let (source, binary) = (dir.path().join("layout.c"), dir.path().join("layout"));
+    fs::create_dir(dir.path().join("linux"))?;
+    fs::write(dir.path().join("linux/io.h"), "")?;
+    fs::write(&source, program(rows.iter().map(|(row, _)| row), &ids))?;
+    let cc = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    if !process::on_path(&cc) {
+        bail!("no C compiler: `{}` is not on this machine; install gcc or clang, or name one in CC", cc.display());
+    }
+    process::output(
+        Command::new(&cc).args(["-w", "-I"]).arg(headers).arg("-I").arg(dir.path()).arg("-o").arg(&binary).arg(&source),
+    )
+    .context("the headers do not have what the table names, or have it otherwise")?;
+    process::stdout(&mut Command::new(&binary))
+}
+
+/// Compares the committed table with the headers, or writes it.
+///
+/// # Errors
+/// When the table differs from the headers, or the headers cannot be fetched or compiled.
+pub fn run(args: &AbiArgs) -> Result<()> {
+    let path = workspace().join(TABLE);
+    let table = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let rows = parse(&table)?;
+    let (headers, version) = match &args.headers {
+        Some(dir) => (std::path::absolute(dir)?, format!("headers in {}", dir.display())),
+        None => headers(args.mirror.as_deref())?,
+    };
+    let printed = print(&rows, &headers)?;
+    if args.write {
+        let head = format!(
+            "# Made by `cargo xtask abi-check --write` from {version}, {}; the numbers are not to be edited.\n\
+             # size TYPE SIZE | field TYPE FIELD OFFSET SIZE | const NAME VALUE, all in bytes, on a 64-bit little-endian machine.\n",
+            HEADERS.join(", ")
+        );
+        fs::write(&path, head + &printed)?;
+        say!("wrote {} rows to {TABLE} from {version}", rows.len());
+        return Ok(());
+    }
+    let differences = differences(&rows, &parse(&printed)?);
+    for line in &differences {
+        println!("{line}");
+    }
+    if !differences.is_empty() {
+        bail!(
+            "{} of {} rows of {TABLE} differ from {version}; if the kernel changed, run `cargo xtask abi-check --write` and make `ionic-abi` agree",
+            differences.len(),
+            rows.len()
+        );
+    }
+    println!("abi-check: {} rows agree with {version}", rows.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: &str = "# a comment\nsize\tstruct a\t8\nfield\tstruct a\tb.c\t4\t2\nconst\tD\t7\n";
+
+    #[test]
+    fn the_program_prints_every_row() {
+        let rows = parse(ROWS).unwrap();
+        let text = program(rows.iter().map(|(row, _)| row), "#define D 7\n");
+        assert!(text.contains("printf(\"size\\tstruct a\\t%zu\\n\", sizeof(struct a));"), "{text}");
+        assert!(text.contains("offsetof(struct a, b.c), sizeof(((struct a *)0)->b.c)"), "{text}");
+        assert!(text.contains("printf(\"const\\tD\\t%llu\\n\", (unsigned long long)(D));"), "{text}");
+        assert!(text.contains("#define D 7\n#include \"ionic_if.h\""), "{text}");
+    }
+
+    #[test]
+    fn a_difference_names_field_and_numbers() {
+        let table = parse(ROWS).unwrap();
+        assert_eq!(differences(&table, &table), [""; 0]);
+        let headers = parse(&ROWS.replace("b.c\t4", "b.c\t6").replace("const\tD\t7\n", "")).unwrap();
+        assert_eq!(
+            differences(&table, &headers),
+            ["struct a, b.c (offset, size): table 4, 2, headers 6, 2", "D: not printed"]
+        );
+    }
+
+    #[test]
+    fn a_bad_row_is_refused() {
+        assert!(parse("size\tstruct a\n").is_err());
+        assert!(parse("offset\tstruct a\t1\n").is_err());
+    }
+
+    #[test]
+    fn the_committed_table_is_well_formed() {
+        let rows = parse(&fs::read_to_string(workspace().join(TABLE)).unwrap()).unwrap();
+        assert!(rows.iter().all(|(_, numbers)| numbers.split('\t').all(|n| n.parse::<u64>().is_ok())));
+        assert!(rows.iter().any(|(row, _)| *row == Row::Size("union ionic_lif_identity".to_owned())));
+    }
+}
