@@ -1,0 +1,58 @@
+//! `ernic`, the server: options, log, sockets, signals, and the loop that joins the NIC, the endpoint and the store.
+//!
+//! The library exists so that all of it can be tested; its only user is the binary of the same name.
+
+pub mod backend;
+pub mod event_loop;
+pub mod logging;
+pub mod mac;
+pub mod options;
+pub mod pcap;
+pub mod signals;
+pub mod size;
+pub mod startup;
+pub mod tap;
+pub mod wire;
+
+use anyhow::Context;
+use ernic_emu::vfio::Listener;
+use event_loop::Server;
+use options::Options;
+use pcap::Pcap;
+use signals::Signals;
+use tap::Tap;
+
+/// Everything the loop is given: what can fail has been opened.
+#[derive(Debug)]
+pub struct Parts {
+    /// The command line.
+    pub options: Options,
+    /// Requests to end.
+    pub signals: Signals,
+    /// Where QEMU connects; the socket goes when this is dropped.
+    pub listener: Listener,
+    /// The host's side of the wire, with `--tap`.
+    pub tap: Option<Tap>,
+    /// The recording, with `--pcap`.
+    pub pcap: Option<Pcap>,
+}
+
+/// Opens everything that the options name. What fails, fails before anything of value is touched: the recording, which
+/// replaces a file, comes last, when the socket has shown that no other server runs here.
+pub fn open(options: Options) -> anyhow::Result<Parts> {
+    let signals = Signals::install().context("cannot take over SIGINT and SIGTERM")?;
+    let tap = options.tap.as_deref().map(Tap::open).transpose()?;
+    let listener = Listener::bind(&options.socket)?;
+    let pcap = options.pcap.as_deref().map(Pcap::create).transpose()?;
+    Ok(Parts { options, signals, listener, tap, pcap })
+}
+
+/// Serves until SIGINT or SIGTERM.
+pub fn run(options: Options) -> anyhow::Result<()> {
+    logging::start(&options.log_filter(), options.log_format).context("cannot start the log")?;
+    let parts = open(options)?;
+    let options = parts.options.clone();
+    let mut server = Server::new(parts)?;
+    startup::announce(&options);
+    server.run()
+}

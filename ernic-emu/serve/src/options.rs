@@ -1,0 +1,425 @@
+//! The command line.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
+
+use clap::{
+    ArgAction, Parser, ValueEnum,
+    builder::{PathBufValueParser, TypedValueParser},
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+
+use crate::{
+    backend::{Backend, decimal},
+    logging::{LogFilter, LogFormat},
+    mac::Mac,
+};
+
+/// Smallest MTU that Linux lets the driver set: `ETH_MIN_MTU`, which is IPv4's minimum (RFC 791, section 3.2).
+pub const MIN_MTU: u16 = 68;
+/// Largest MTU of the device: frames of 9216 bytes less Ethernet header and VLAN tag (driver: `ionic_lif_alloc`).
+pub const MAX_MTU: u16 = 9198;
+/// Bytes that a Unix socket's path may have: `sun_path` less its terminator (unix(7)).
+pub const MAX_SOCKET_PATH: usize = 107;
+/// Bytes that a network interface's name may have: `IFNAMSIZ` less its terminator (netdevice(7)).
+pub const MAX_IFNAME: usize = 15;
+
+const EXAMPLES: &str = "\
+Examples:
+  ernic                                       256 MiB store, bucket 'ernic', at http://192.168.200.1:9000/
+  ernic -s /run/vm1.sock -b s3:size=1G,bucket=bench
+  ernic -b s3:ip=10.0.0.5,port=8080,dhcp=off  somewhere else on the guest's segment
+  ernic -T tap0 --pcap /tmp/vm1.pcap          other traffic to the host's tap0, all of it recorded
+  ernic -b none -T tap0 --mtu 1500            a plain NIC on a TAP
+
+Options of the s3 backend (defaults in brackets):
+  bucket=NAME   the bucket [ernic]             ip=ADDR      address of the endpoint [192.168.200.1]
+  size=SIZE     bytes of objects [256M]        port=N       TCP port [9000]
+  objects=N     objects, 1..16777216 [256]     maxpart=SIZE largest transfer or part [256M]
+                                               dhcp=on|off  lease addresses to the guest [on]
+A SIZE is a number and K, M, G, T, KiB, MiB, GiB or TiB, in powers of 1024, upper or lower case alike.
+
+Exit status: 0 after SIGINT or SIGTERM, 1 if the server could not start or go on, 2 for a malformed option.";
+
+/// Serves an AMD Pensando ionic NIC to QEMU over vfio-user, with an S3 store on the other end of its wire.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "ernic", version, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Options {
+    /// Unix socket that QEMU connects to; created with mode 0600
+    #[arg(short, long, value_name = "PATH", default_value_os_t = default_socket(),
+          value_parser = PathBufValueParser::new().try_map(socket_path))]
+    pub socket: PathBuf,
+
+    /// What answers on the other end of the wire: none, or s3[:key=value,…]
+    #[arg(short, long, value_name = "BACKEND", default_value = "s3")]
+    pub backend: Backend,
+
+    /// Send frames that are not for the endpoint to this host TAP interface, and take frames from it
+    #[arg(short = 'T', long, value_name = "IFNAME", value_parser = interface_name)]
+    pub tap: Option<String>,
+
+    /// The NIC's Ethernet address [default: 02:1d: and a hash of the socket's path]
+    #[arg(short, long, value_name = "MAC")]
+    pub mac: Option<Mac>,
+
+    /// PCI device id: 1002 is what Linux's driver binds, 100a needs a patched one
+    #[arg(long, value_name = "ID", value_enum, default_value_t = DeviceId::Ionic, ignore_case = true,
+          hide_possible_values = true)]
+    pub device_id: DeviceId,
+
+    /// Largest MTU that the driver is offered, 68..9198
+    #[arg(long, value_name = "N", default_value = "9000", value_parser = mtu)]
+    pub mtu: u16,
+
+    /// Record every frame in both directions to this file, for tcpdump and Wireshark
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+
+    /// off, error, warn, info, debug or trace, or module=level, or several of them separated by commas
+    #[arg(short = 'L', long, value_name = "LEVEL", default_value = "info", env = "ERNIC_LOG_LEVEL")]
+    pub log_level: LogFilter,
+
+    /// How log lines are written
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// One log level more, each time it is given
+    #[arg(short, long, action = ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// PCI device id under vendor 1dd8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceId {
+    /// 0x1002, the Ethernet physical function that Linux's `ionic` binds (`ionic_id_table`).
+    #[value(name = "1002")]
+    Ionic,
+    /// 0x100a, which rocm-ernic presents to drivers that know it.
+    #[value(name = "100a")]
+    Rocm,
+}
+
+impl DeviceId {
+    /// The number.
+    #[must_use]
+    pub fn number(self) -> u16 {
+        match self {
+            Self::Ionic => 0x1002,
+            Self::Rocm => 0x100a,
+        }
+    }
+}
+
+/// Why the program ends before it has begun.
+#[derive(Debug)]
+pub enum Stop {
+    /// `--help` or `--version`: the text is for standard output, the exit code is 0.
+    Answer(Box<clap::Error>),
+    /// A malformed command line: one line for standard error, without `Error: `; the exit code is 2.
+    Malformed(String),
+}
+
+impl Options {
+    /// Reads a command line, whose first item is the program's name, and `ERNIC_LOG_LEVEL`.
+    pub fn read<I, T>(args: I) -> Result<Self, Stop>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<OsString> + Clone,
+    {
+        let options = Self::try_parse_from(args).map_err(stop)?;
+        if let (Backend::S3(s3), mac) = (&options.backend, options.nic_mac())
+            && s3.mac() == mac
+        {
+            return Err(Stop::Malformed(format!("--mac: bad address '{mac}': it is the endpoint's own")));
+        }
+        Ok(options)
+    }
+
+    /// The NIC's address: the one given, else the one that follows from the socket's path.
+    #[must_use]
+    pub fn nic_mac(&self) -> Mac {
+        self.mac.unwrap_or_else(|| Mac::of_socket(&self.absolute_socket()))
+    }
+
+    /// The socket's path as QEMU, wherever it is started, can use it.
+    #[must_use]
+    pub fn absolute_socket(&self) -> PathBuf {
+        std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone())
+    }
+
+    /// What is logged: `--log-level` and as many levels more as there are `-v`.
+    #[must_use]
+    pub fn log_filter(&self) -> LogFilter {
+        self.log_level.clone().raised(self.verbose)
+    }
+}
+
+/// `$XDG_RUNTIME_DIR/ernic.sock`, else `/tmp/ernic.sock`. A relative directory is ignored, as the XDG base directory
+/// specification asks.
+fn default_socket() -> PathBuf {
+    socket_under(env::var_os("XDG_RUNTIME_DIR").as_deref())
+}
+
+fn socket_under(runtime_dir: Option<&OsStr>) -> PathBuf {
+    runtime_dir.map(Path::new).filter(|dir| dir.is_absolute()).unwrap_or(Path::new("/tmp")).join("ernic.sock")
+}
+
+fn socket_path(path: PathBuf) -> Result<PathBuf, String> {
+    let shown = path.display();
+    let length = path.as_os_str().len();
+    if length > MAX_SOCKET_PATH {
+        return Err(format!("bad path '{shown}': {length} bytes, but a socket's path has at most {MAX_SOCKET_PATH}"));
+    }
+    if path.to_str().is_none() {
+        return Err(format!("bad path '{shown}': it is not UTF-8, and QEMU could not name it"));
+    }
+    if path.file_name().is_none() {
+        return Err(format!("bad path '{shown}': it names a directory"));
+    }
+    Ok(path)
+}
+
+/// An interface name by the kernel's rule (`dev_valid_name`), and without `%`, which asks the kernel to make one up.
+fn interface_name(name: &str) -> Result<String, String> {
+    let why = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > MAX_IFNAME {
+        "an interface's name has at most 15 bytes"
+    } else if name == "." || name == ".." || name.contains(|c: char| matches!(c, '/' | ':' | '%') || c.is_whitespace())
+    {
+        "an interface's name has no '/', ':', '%' or space in it"
+    } else {
+        return Ok(name.to_owned());
+    };
+    Err(format!("bad interface name '{name}': {why}"))
+}
+
+fn mtu(text: &str) -> Result<u16, String> {
+    decimal(text)
+        .and_then(|mtu| u16::try_from(mtu).ok())
+        .filter(|mtu| (MIN_MTU..=MAX_MTU).contains(mtu))
+        .ok_or_else(|| format!("bad MTU '{text}': use a number from {MIN_MTU} to {MAX_MTU}"))
+}
+
+/// Turns clap's report into one line that names option and value.
+fn stop(error: clap::Error) -> Stop {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let list = |kind| match error.get(kind) {
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        Some(ContextValue::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    // clap names an option as `--mtu <N>`.
+    let option = text(ContextKind::InvalidArg).map_or("option", |arg| arg.split(' ').next().unwrap_or(arg));
+    let value = text(ContextKind::InvalidValue).unwrap_or_default();
+    let mut line = match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Stop::Answer(Box::new(error)),
+        ErrorKind::ValueValidation => {
+            let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            match option {
+                // Its errors name the backend themselves.
+                "--backend" => why,
+                "--mac" => format!("--mac: bad address '{value}': {why}"),
+                "--log-level" => format!("--log-level (or ERNIC_LOG_LEVEL): {why}"),
+                _ => format!("{option}: {why}"),
+            }
+        }
+        // clap's form of "the value is missing"
+        ErrorKind::InvalidValue if value.is_empty() => format!("{option}: a value is missing"),
+        ErrorKind::InvalidValue => {
+            format!("{option}: bad value '{value}': use one of {}", list(ContextKind::ValidValue))
+        }
+        ErrorKind::ArgumentConflict => format!("{option}: given more than once"),
+        ErrorKind::TooManyValues => format!("{option}: takes no value, got '{value}'"),
+        ErrorKind::UnknownArgument => {
+            let mut line = format!("unknown option or argument '{option}'");
+            if let Some(ContextValue::String(near)) = error.get(ContextKind::SuggestedArg) {
+                // Writing to a string cannot fail.
+                let _ = write!(line, ": did you mean {near}?");
+            } else {
+                line.push_str(": see --help");
+            }
+            line
+        }
+        _ => {
+            let whole = error.to_string();
+            let first = whole.lines().next().unwrap_or_default();
+            first.strip_prefix("error: ").unwrap_or(first).to_owned()
+        }
+    };
+    if line.contains(char::is_control) {
+        line = line.chars().flat_map(printable).collect();
+    }
+    Stop::Malformed(line)
+}
+
+/// The character itself, or an escape for it: a value must not break the line, or the terminal.
+fn printable(c: char) -> impl Iterator<Item = char> {
+    let escape = c.is_control().then(|| c.escape_default());
+    let plain = (!c.is_control()).then_some(c);
+    escape.into_iter().flatten().chain(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::backend::S3Options;
+
+    fn read(args: &[&str]) -> Options {
+        match Options::read([&["ernic"], args].concat()) {
+            Ok(options) => options,
+            Err(stop) => panic!("{args:?}: {stop:?}"),
+        }
+    }
+
+    fn refused(args: &[&str]) -> String {
+        match Options::read([&["ernic"], args].concat()) {
+            Err(Stop::Malformed(line)) => line,
+            other => panic!("{args:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults() {
+        let options = read(&[]);
+        assert_eq!(options.backend, Backend::S3(S3Options::default()));
+        assert_eq!((options.mtu, options.device_id.number()), (9000, 0x1002));
+        assert_eq!((options.tap.clone(), options.pcap.clone(), options.mac), (None, None, None));
+        assert_eq!(options.socket, default_socket());
+        assert_eq!(options.log_format, LogFormat::Text);
+    }
+
+    #[test]
+    fn socket_default_follows_the_runtime_directory() {
+        assert_eq!(socket_under(Some(OsStr::new("/run/user/7"))), Path::new("/run/user/7/ernic.sock"));
+        for unusable in [None, Some(OsStr::new("")), Some(OsStr::new("run/user"))] {
+            assert_eq!(socket_under(unusable), Path::new("/tmp/ernic.sock"));
+        }
+    }
+
+    #[test]
+    fn every_spelling() {
+        let short =
+            read(&["-s", "/x/y.sock", "-b", "none", "-T", "tap0", "-m", "02:00:00:00:00:07", "-L", "debug", "-v"]);
+        let long = read(&[
+            "--socket=/x/y.sock",
+            "--backend=none",
+            "--tap=tap0",
+            "--mac=02:00:00:00:00:07",
+            "--log-level=debug",
+            "--verbose",
+        ]);
+        for options in [short, long] {
+            assert_eq!(options.socket, Path::new("/x/y.sock"));
+            assert_eq!(options.backend, Backend::None);
+            assert_eq!(options.tap.as_deref(), Some("tap0"));
+            assert_eq!(options.nic_mac().to_string(), "02:00:00:00:00:07");
+            assert_eq!(options.log_filter(), "trace".parse().unwrap());
+        }
+        let rest = read(&["--device-id", "100A", "--mtu", "9198", "--pcap", "/x/y.pcap", "--log-format", "json"]);
+        assert_eq!((rest.device_id.number(), rest.mtu, rest.log_format), (0x100a, 9198, LogFormat::Json));
+        assert_eq!(rest.pcap.as_deref(), Some(Path::new("/x/y.pcap")));
+        assert_eq!(read(&["--mtu", "68"]).mtu, 68);
+        assert_eq!(read(&["-vv"]).log_filter(), "trace".parse().unwrap());
+    }
+
+    #[test]
+    fn nic_address_follows_the_socket() {
+        let one = read(&["-s", "/x/one.sock"]).nic_mac();
+        assert_eq!(one, read(&["-s", "/x/one.sock"]).nic_mac());
+        assert_ne!(one, read(&["-s", "/x/two.sock"]).nic_mac());
+        let here = env::current_dir().unwrap().join("one.sock");
+        assert_eq!(read(&["-s", "one.sock"]).nic_mac(), read(&["-s", here.to_str().unwrap()]).nic_mac());
+        assert_eq!(read(&["-s", "./one.sock"]).nic_mac(), read(&["-s", "one.sock"]).nic_mac());
+    }
+
+    #[test]
+    fn refusals_are_one_line_that_names_option_and_value() {
+        for (args, expected) in [
+            (&["-b", "s3:size=bogus"][..], "s3 backend: bad size 'bogus'"),
+            (&["--backend", "tape"], "--backend: unknown backend 'tape': use none or s3"),
+            (&["--mtu", "67"], "--mtu: bad MTU '67': use a number from 68 to 9198"),
+            (&["--mtu", "9199"], "--mtu: bad MTU '9199': use a number from 68 to 9198"),
+            (&["--mtu", "1k"], "--mtu: bad MTU '1k': use a number from 68 to 9198"),
+            (&["--mtu"], "--mtu: a value is missing"),
+            (&["--mtu="], "--mtu: bad MTU '': use a number from 68 to 9198"),
+            (&["--mtu", "1500", "--mtu", "1500"], "--mtu: given more than once"),
+            (
+                &["-m", "bogus"],
+                "--mac: bad address 'bogus': six pairs of hexadecimal digits are wanted, as in 02:1d:00:00:00:01",
+            ),
+            (
+                &["-m", "03:00:00:00:00:01"],
+                "--mac: bad address '03:00:00:00:00:01': it is a group address; the first byte must be even",
+            ),
+            (&["-m", "02:53:c0:a8:c8:01"], "--mac: bad address '02:53:c0:a8:c8:01': it is the endpoint's own"),
+            (&["--device-id", "1003"], "--device-id: bad value '1003': use one of 1002, 100a"),
+            (&["--log-format", "xml"], "--log-format: bad value 'xml': use one of text, json"),
+            (
+                &["-T", "0123456789abcdef"],
+                "--tap: bad interface name '0123456789abcdef': an interface's name has at most 15 bytes",
+            ),
+            (
+                &["-T", "a/b"],
+                "--tap: bad interface name 'a/b': an interface's name has no '/', ':', '%' or space in it",
+            ),
+            (
+                &["-T", "tap%d"],
+                "--tap: bad interface name 'tap%d': an interface's name has no '/', ':', '%' or space in it",
+            ),
+            (&["-T", ""], "--tap: bad interface name '': it is empty"),
+            (&["-s", ""], "--socket: a value is missing"),
+            (&["-s", "/"], "--socket: bad path '/': it names a directory"),
+            (&["--pcap", ""], "--pcap: a value is missing"),
+            (&["--verbose=3"], "--verbose: takes no value, got '3'"),
+            (&["--sockets", "x"], "unknown option or argument '--sockets': did you mean --socket?"),
+            (&["-z"], "unknown option or argument '-z': see --help"),
+            (&["stray"], "unknown option or argument 'stray': see --help"),
+            (
+                &["-T", "a\nb\u{1b}"],
+                "--tap: bad interface name 'a\\nb\\u{1b}': an interface's name has no '/', ':', '%' or space in it",
+            ),
+        ] {
+            assert_eq!(refused(args), expected, "{args:?}");
+        }
+        let long = format!("/{}", "x".repeat(107));
+        assert_eq!(
+            refused(&["-s", &long]),
+            format!("--socket: bad path '{long}': 108 bytes, but a socket's path has at most 107")
+        );
+        assert_eq!(read(&["-s", &long[..107]]).socket, Path::new(&long[..107]));
+        let bytes = [OsStr::new("ernic"), OsStr::new("-s"), OsStr::from_bytes(b"/x/\xff")];
+        match Options::read(bytes) {
+            Err(Stop::Malformed(line)) => {
+                assert_eq!(line, "--socket: bad path '/x/\u{fffd}': it is not UTF-8, and QEMU could not name it");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn help_and_version_are_answers() {
+        for (arg, word) in [("--help", "Examples:"), ("-h", "Examples:"), ("--version", "ernic "), ("-V", "ernic ")] {
+            match Options::read(["ernic", arg]) {
+                Err(Stop::Answer(answer)) => assert!(answer.to_string().contains(word), "{arg}"),
+                other => panic!("{arg}: {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What the server says once it is ready.
+
+use std::path::Path;
+
+use crate::{
+    backend::{Backend, S3Options},
+    options::Options,
+};
+
+/// Store, endpoint and address, in the words that users of rocm-ernic know.
+#[must_use]
+pub fn s3_line(s3: &S3Options) -> String {
+    let S3Options { bucket, size, ip, port, .. } = s3;
+    format!("s3 bucket '{bucket}' {size} bytes at http://{ip}:{port}/ mac {}", s3.mac())
+}
+
+/// A QEMU command for a shell, complete but for the guest's own disk or kernel.
+///
+/// Guest memory must be a shared memfd, or QEMU has no descriptor of it to hand over. The NIC sits behind a root port,
+/// which gives it a PCI Express link and makes it removable.
+#[must_use]
+pub fn qemu_command(socket: &Path) -> String {
+    let device = serde_json::json!({
+        "driver": "vfio-user-pci",
+        "bus": "ernic-port",
+        "socket": { "type": "unix", "path": socket.to_string_lossy() },
+    });
+    format!(
+        "qemu-system-x86_64 -accel kvm -accel tcg -cpu max -smp 4 -m 1G \
+         -object memory-backend-memfd,id=mem0,share=on,size=1G -machine q35,memory-backend=mem0 \
+         -device pcie-root-port,id=ernic-port,chassis=1 -device {}",
+        shell_quoted(&device.to_string())
+    )
+}
+
+/// One word for a POSIX shell.
+fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Logs what is served and how to attach to it. Call it when the socket is there.
+pub fn announce(options: &Options) {
+    match &options.backend {
+        Backend::S3(s3) => {
+            tracing::info!("{}", s3_line(s3));
+            let on = if s3.dhcp { "on" } else { "off" };
+            tracing::info!("s3 objects {} maxpart {} bytes dhcp {on}", s3.objects, s3.maxpart);
+        }
+        Backend::None => tracing::info!(
+            "no backend: nothing answers on the wire{}",
+            match &options.tap {
+                Some(tap) => format!(" but '{tap}'"),
+                None => String::new(),
+            }
+        ),
+    }
+    let socket = options.absolute_socket();
+    tracing::info!(
+        "nic 1dd8:{:04x} mac {} mtu up to {} on {}",
+        options.device_id.number(),
+        options.nic_mac(),
+        options.mtu,
+        socket.display()
+    );
+    tracing::info!("attach QEMU 10.1 or later: {}", qemu_command(&socket));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_is_exact() {
+        assert_eq!(
+            s3_line(&S3Options::default()),
+            "s3 bucket 'ernic' 268435456 bytes at http://192.168.200.1:9000/ mac 02:53:c0:a8:c8:01"
+        );
+    }
+
+    /// Through a real shell, and the JSON through a parser: an awkward path comes out as it went in.
+    #[test]
+    fn the_qemu_command_survives_a_shell() {
+        for path in ["/run/user/0/ernic.sock", "/tmp/it's a \"path\", $HOME \\ `x`.sock"] {
+            let command = qemu_command(Path::new(path));
+            assert_eq!(command.lines().count(), 1);
+            let output = std::process::Command::new("sh")
+                .arg("-c")
+                .arg(format!("printf '%s\\n' {command}"))
+                .output()
+                .expect("sh runs");
+            let words: Vec<_> = std::str::from_utf8(&output.stdout).unwrap().lines().collect();
+            assert_eq!(words[..2], ["qemu-system-x86_64", "-accel"]);
+            assert!(words.contains(&"memory-backend-memfd,id=mem0,share=on,size=1G"));
+            assert!(words.contains(&"q35,memory-backend=mem0"));
+            let device: serde_json::Value = serde_json::from_str(words.last().unwrap()).unwrap();
+            assert_eq!(device["driver"], "vfio-user-pci");
+            assert_eq!(device["bus"], "ernic-port");
+            assert_eq!(device["socket"]["type"], "unix");
+            assert_eq!(device["socket"]["path"], path);
+        }
+    }
+}
