@@ -160,30 +160,39 @@ fn parse_uris(text: &str) -> Vec<Deb> {
     debs
 }
 
+/// The mirror to use (`mirror`, else the one that the machine's own apt uses) and Debian's archive keys.
+///
+/// # Errors
+/// Where apt, dpkg-deb, Debian's archive keys or a Debian source is missing; each error ends with [`GO_ON`].
+pub fn source(mirror: Option<&str>) -> Result<(String, &'static str)> {
+    for tool in ["apt-get", "apt-cache", "apt-config", "dpkg-deb"] {
+        if !process::on_path(tool) {
+            bail!("`{tool}` is not on this machine, so guest packages cannot be fetched. {GO_ON}");
+        }
+    }
+    let keys = ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
+    let Some(keys) = keys.into_iter().find(|k| Path::new(k).exists()) else {
+        bail!("Debian's archive keys ({}) are missing: install the package debian-archive-keyring. {GO_ON}", keys[0]);
+    };
+    let mirror = match mirror {
+        Some(mirror) => mirror.to_owned(),
+        None => debian_mirror(&machine_sources(Path::new("/etc/apt"))).with_context(|| {
+            format!(
+                "this machine's apt has no Debian source (looked in /etc/apt/sources.list and sources.list.d). {GO_ON}"
+            )
+        })?,
+    };
+    Ok((mirror, keys))
+}
+
 impl Apt {
     /// Makes (or reuses) the private state in `dir` for `suites` of the Debian archive, with `pins` in the format of
     /// apt_preferences(5).
     ///
     /// # Errors
-    /// Where apt, dpkg-deb, Debian's archive keys or a Debian source is missing; each error ends with [`GO_ON`].
+    /// Those of [`source`], and when the state cannot be written.
     pub fn open(dir: PathBuf, mirror: Option<&str>, suites: &[&str], pins: &str) -> Result<Self> {
-        for tool in ["apt-get", "apt-cache", "apt-config", "dpkg-deb"] {
-            if !process::on_path(tool) {
-                bail!("`{tool}` is not on this machine, so guest packages cannot be fetched. {GO_ON}");
-            }
-        }
-        let keys = ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
-        let Some(keys) = keys.into_iter().find(|k| Path::new(k).exists()) else {
-            bail!(
-                "Debian's archive keys ({}) are missing: install the package debian-archive-keyring. {GO_ON}",
-                keys[0]
-            );
-        };
-        let mirror = match mirror {
-            Some(mirror) => mirror.to_owned(),
-            None => debian_mirror(&machine_sources(Path::new("/etc/apt")))
-                .with_context(|| format!("this machine's apt has no Debian source (looked in /etc/apt/sources.list and sources.list.d). {GO_ON}"))?,
-        };
+        let (mirror, keys) = source(mirror)?;
         for sub in [
             "etc/apt.conf.d",
             "etc/preferences.d",

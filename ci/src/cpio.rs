@@ -107,8 +107,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Name, mode, data, device.
+    type Entry = (String, u32, Vec<u8>, (u32, u32));
+
     /// An independent reader: offsets from the format's own table.
-    fn read(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>, (u32, u32))> {
+    fn read(mut bytes: &[u8]) -> Vec<Entry> {
         let mut all = Vec::new();
         loop {
             assert_eq!(&bytes[..6], b"070701");

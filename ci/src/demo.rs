@@ -1,9 +1,10 @@
 //! `cargo xtask demo` and `cargo xtask vm`: the stock guest on the emulated NIC, for a person to see.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 
 use crate::guest::{self, GuestArgs, Image};
@@ -35,11 +36,11 @@ impl VmArgs {
     ///
     /// # Errors
     /// When one of them cannot be had; the message says how to go on.
-    pub fn prepare(&self, profile: &str) -> Result<(Image, Chosen, PathBuf)> {
+    pub fn prepare(&self, profile: &str) -> Result<Parts> {
         let image = guest::acquire(&self.guest, self.accel)?;
         let program = self.server.program(profile)?;
         let chosen = vm::choose(&image, self.accel)?;
-        Ok((image, chosen, program))
+        Ok(Parts { image, chosen, program })
     }
 
     fn server_options(&self) -> Result<Vec<String>> {
@@ -50,45 +51,60 @@ impl VmArgs {
     }
 }
 
+/// What a VM with the NIC is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// The guest image.
+    pub image: Image,
+    /// The accelerator.
+    pub chosen: Chosen,
+    /// The server's program.
+    pub program: PathBuf,
+}
+
 /// Bytes of the demo's object.
 const OBJECT: u64 = 64 << 20;
 
-/// Shows a command as typed in the guest, and its output. It must succeed.
-fn show(guest: &mut Guest, line: &str) -> Result<String> {
-    println!("guest# {line}");
-    let outcome = guest.sh_for(line, Duration::from_secs(300))?;
-    println!("{}", outcome.text.trim_end());
-    if outcome.rc != 0 {
-        bail!("`{line}` ended with status {} in the guest", outcome.rc);
-    }
-    Ok(outcome.text)
+/// The guest, and where what it says is shown.
+struct Stage<'a> {
+    guest: Guest,
+    out: &'a mut dyn Write,
 }
 
-/// The session that the demo shows.
-fn session(guest: &mut Guest) -> Result<()> {
-    show(guest, "uname -sr; lspci -nn -d 1dd8:")?;
-    show(guest, "ernic-net")?;
-    show(guest, &format!("ping -c 3 {ADDRESS}"))?;
-    show(guest, &format!("curl -sSf {BUCKET}/"))?;
-    show(guest, &format!("head -c {OBJECT} /dev/urandom >/tmp/sent; sha256sum /tmp/sent"))?;
-    show(
-        guest,
-        &format!(
-            "curl -sSf -T /tmp/sent {BUCKET}/demo.bin -w 'PUT %{{http_code}} %{{size_upload}} bytes, %{{speed_upload}} bytes/s\\n'"
-        ),
-    )?;
-    show(
-        guest,
-        &format!(
-            "curl -sSf -o /tmp/got {BUCKET}/demo.bin -w 'GET %{{http_code}} %{{size_download}} bytes, %{{speed_download}} bytes/s\\n'"
-        ),
-    )?;
-    show(guest, "cmp /tmp/sent /tmp/got && sha256sum /tmp/got")?;
-    let listing = show(guest, &format!("curl -sSf {BUCKET}/"))?;
-    if !listing.contains("<Key>demo.bin</Key>") || !listing.contains(&format!("<Size>{OBJECT}</Size>")) {
-        bail!("the listing does not have demo.bin with {OBJECT} bytes");
+impl Stage<'_> {
+    /// Shows a command as typed in the guest, and its output. It must succeed.
+    fn show(&mut self, line: &str) -> Result<String> {
+        writeln!(self.out, "guest# {line}")?;
+        let outcome = self.guest.sh_for(line, Duration::from_secs(300))?;
+        writeln!(self.out, "{}", outcome.text.trim_end())?;
+        if outcome.rc != 0 {
+            bail!("`{line}` ended with status {} in the guest: {}", outcome.rc, process::tail(&outcome.text, 5));
+        }
+        Ok(outcome.text)
     }
-    Ok(())
+
+    /// The session that the demo shows.
+    fn session(&mut self) -> Result<()> {
+        self.show("uname -sr; lspci -nn -d 1dd8:")?;
+        self.show("ernic-net")?;
+        self.show(&format!("ping -c 3 {ADDRESS}"))?;
+        self.show(&format!("curl -sSf {BUCKET}/"))?;
+        self.show(&format!("head -c {OBJECT} /dev/urandom >/tmp/sent; sha256sum /tmp/sent"))?;
+        let said = |direction: &str| {
+            format!(
+                "{direction} %{{http_code}}: %{{size_{0}}} bytes, %{{speed_{0}}} bytes/s\\n",
+                if direction == "PUT" { "upload" } else { "download" }
+            )
+        };
+        self.show(&format!("curl -sSf -T /tmp/sent {BUCKET}/demo.bin -w '{}'", said("PUT")))?;
+        self.show(&format!("curl -sSf -o /tmp/got {BUCKET}/demo.bin -w '{}'", said("GET")))?;
+        self.show("cmp /tmp/sent /tmp/got && sha256sum /tmp/got")?;
+        let listing = self.show(&format!("curl -sSf {BUCKET}/"))?;
+        if !listing.contains("<Key>demo.bin</Key>") || !listing.contains(&format!("<Size>{OBJECT}</Size>")) {
+            bail!("the listing does not have demo.bin with {OBJECT} bytes");
+        }
+        Ok(())
+    }
 }
 
 /// `cargo xtask demo`.
@@ -96,42 +112,32 @@ fn session(guest: &mut Guest) -> Result<()> {
 /// # Errors
 /// When any step of it fails.
 pub fn demo(args: &VmArgs, keep: bool) -> Result<()> {
-    let (image, chosen, program) = args.prepare("release")?;
-    run(args, &image, &chosen, &program, "demo", keep)?;
+    let parts = args.prepare("release")?;
+    run(args, &parts, "demo", keep, &mut std::io::stdout())?;
     println!("demo: ok");
     Ok(())
 }
 
-/// The demo itself, with logs under `name`.
+/// The demo itself: logs under `name`, the guest's words to `out`.
 ///
 /// # Errors
-/// When any step of it fails.
-pub fn run(
-    args: &VmArgs,
-    image: &Image,
-    chosen: &Chosen,
-    program: &std::path::Path,
-    name: &str,
-    keep: bool,
-) -> Result<()> {
-    let mut server = Server::start(program, name, "s3", &args.server_options()?)?;
-    println!("QEMU's accelerator: {chosen}");
-    let mut config = Config::new(name, chosen.accel).nic(server.socket());
+/// When any step of it fails; the error has the server's last lines.
+pub fn run(args: &VmArgs, parts: &Parts, name: &str, keep: bool, out: &mut dyn Write) -> Result<()> {
+    vm::clear_logs(name)?;
+    let mut server = Server::start(&parts.program, name, "s3", &args.server_options()?)?;
+    writeln!(out, "QEMU's accelerator: {}", parts.chosen)?;
+    let mut config = Config::new(name, parts.chosen.accel).nic(server.socket());
     if keep {
         config.append = terminal::shell_word();
     }
-    let mut guest = Guest::boot(image, &config)?;
+    let guest = Guest::boot(&parts.image, &config)?;
     say!("guest ready after {:.1} s", guest.boot_seconds());
-    if let Err(error) = session(&mut guest) {
-        return Err(error.context(format!(
-            "the server's last lines:\n{}\n(logs in {})",
-            process::tail(&server.log(), 10),
-            guest.logs().display()
-        )));
-    }
+    let mut stage = Stage { guest, out };
+    stage.session().map_err(|error| anyhow!("{error:#}\n{}", server.last_words()))?;
     server.check()?;
+    let mut guest = stage.guest;
     if keep {
-        println!("demo: ok so far; this is the guest's shell (`poweroff -f` or Ctrl-] ends it)");
+        println!("demo: the session is over; this is the guest's shell (`poweroff -f` or Ctrl-] ends it)");
         guest.terminal()?;
         guest.kill()?;
     } else {
@@ -145,12 +151,12 @@ pub fn run(
 /// # Errors
 /// When it cannot be started.
 pub fn interactive(args: &VmArgs) -> Result<()> {
-    let (image, chosen, program) = args.prepare("release")?;
-    let server = Server::start(&program, "vm", "s3", &args.server_options()?)?;
-    println!("QEMU's accelerator: {chosen}");
-    let mut config = Config::new("vm", chosen.accel).nic(server.socket());
+    let parts = args.prepare("release")?;
+    let server = Server::start(&parts.program, "vm", "s3", &args.server_options()?)?;
+    println!("QEMU's accelerator: {}", parts.chosen);
+    let mut config = Config::new("vm", parts.chosen.accel).nic(server.socket());
     config.append = terminal::shell_word();
-    let mut guest = Guest::boot(&image, &config)?;
+    let mut guest = Guest::boot(&parts.image, &config)?;
     let outcome = guest.sh("ernic-net")?;
     println!("{}", outcome.text.trim_end());
     println!("The bucket is {BUCKET}/. `poweroff -f` or Ctrl-] ends the guest.");

@@ -1,11 +1,13 @@
 //! `cargo xtask`: everything a person or CI runs — the guest image, the demo, test lanes.
 
+mod abi;
 mod apt;
 mod cache;
 mod cpio;
 mod demo;
 mod formats;
 mod guest;
+mod lanes;
 mod process;
 mod progress;
 mod server;
@@ -42,6 +44,16 @@ enum Task {
         #[command(flatten)]
         args: demo::VmArgs,
     },
+    /// Run the test lanes
+    Test {
+        #[command(flatten)]
+        args: lanes::TestArgs,
+    },
+    /// Compare the wire structures with the kernel's own headers
+    AbiCheck {
+        #[command(flatten)]
+        args: abi::AbiArgs,
+    },
     /// Fetch QEMU and make the guest's kernel and initramfs, and no more
     Guest {
         #[command(flatten)]
@@ -69,6 +81,8 @@ fn run() -> Result<()> {
     match Cli::parse().command {
         Task::Demo { args, keep } => demo::demo(&args, keep),
         Task::Vm { args } => demo::interactive(&args),
+        Task::Test { args } => lanes::test(&args),
+        Task::AbiCheck { args } => abi::run(&args),
         Task::Guest { args, accel } => demo::image_only(&args, accel),
     }
 }

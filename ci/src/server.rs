@@ -131,6 +131,11 @@ impl Server {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
+    /// The end of its log, for errors.
+    pub fn last_words(&self) -> String {
+        format!("the server's last lines:\n{}\n(logs in {})", process::tail(&self.log(), 12), self.log.display())
+    }
+
     /// Whether it is still running.
     ///
     /// # Errors

@@ -156,6 +156,16 @@ pub fn log_folder(name: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Empties the folder for logs of `name`.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn clear_logs(name: &str) -> Result<()> {
+    fs::remove_dir_all(log_folder(name)?)?;
+    log_folder(name)?;
+    Ok(())
+}
+
 /// What a command in the guest came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
@@ -309,6 +319,7 @@ impl Guest {
                 text.extend_from_slice(&line);
             }
         })();
+        self.process.record(line, &answer);
         answer.map_err(|error| anyhow!("guest command `{line}`: {error:#}; {}", self.process.last_words()))
     }
 
@@ -362,14 +373,6 @@ impl Guest {
         Ok(())
     }
 
-    /// A command of QEMU's machine protocol.
-    ///
-    /// # Errors
-    /// When QEMU refuses it or does not answer.
-    pub fn monitor(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        self.monitor.execute(command, arguments)
-    }
-
     /// Ends QEMU at once, as if the host had crashed.
     ///
     /// # Errors
@@ -401,11 +404,6 @@ impl Guest {
         stream.set_read_timeout(None)?;
         crate::terminal::attach(stream)
     }
-
-    /// The folder with this VM's logs.
-    pub fn logs(&self) -> &Path {
-        &self.process.logs
-    }
 }
 
 /// QEMU, and the folder of its logs.
@@ -434,6 +432,17 @@ impl Process {
         }
         words.push_str(&format!("\n(logs in {})", self.logs.display()));
         words
+    }
+
+    /// Adds a command and what came of it to `commands.log`.
+    fn record(&self, line: &str, answer: &Result<Outcome>) {
+        let text = match answer {
+            Ok(outcome) => format!("# {line}\n{}[{}]\n", process::tail(&outcome.text, 100), outcome.rc),
+            Err(error) => format!("# {line}\n[{error:#}]\n"),
+        };
+        if let Ok(mut file) = File::options().append(true).create(true).open(self.logs.join("commands.log")) {
+            let _ = file.write_all(text.as_bytes());
+        }
     }
 
     /// Keeps the logs of a failed boot from being overwritten by the next one.
