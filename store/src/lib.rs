@@ -4,7 +4,7 @@
 //! method may be called at any time from any task; a store never blocks the thread it is called on for longer than a
 //! memory copy (disk and network stores do their I/O elsewhere and wake the caller).
 //!
-//! Bytes stream in both directions: reading yields cheap clones of [`Bytes`](bytes::Bytes), writing fills pieces of the
+//! Bytes stream in both directions: reading yields cheap clones of [`Bytes`], writing fills pieces of the
 //! object's own storage ([`ObjectWriter::buffer`]), so that a payload that comes by RDMA is copied exactly once.
 
 mod error;

@@ -141,7 +141,7 @@ pub struct UploadInfo {
 pub struct Usage {
     /// Visible objects.
     pub objects: u64,
-    /// Bytes of objects and parts, including those being written.
+    /// Bytes of objects and parts, including those being written as far as they exceed what they replace.
     pub bytes: u64,
     /// Most bytes that it takes; `u64::MAX` for no limit.
     pub capacity: u64,

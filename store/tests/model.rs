@@ -11,7 +11,7 @@ use ernic_store::{
     Commit, Condition, ListQuery, MemoryConfig, MemoryStore, Metadata, Object, ObjectWriter, PutOptions, Store,
     StoreError, Usage,
 };
-use proptest::{prelude::*, sample::Index};
+use proptest::{prelude::*, sample::Index, test_runner::FileFailurePersistence};
 
 const CAPACITY: u64 = 1_500_000;
 const SLOTS: u64 = 6;
@@ -469,8 +469,14 @@ fn verify(object: &Object, item: &Item) {
     assert!(read(object, 0..u64::MAX).concat() == item.content);
 }
 
+/// Failing seeds are kept in the package's `proptest-regressions`.
+fn config(cases: u32) -> ProptestConfig {
+    let seeds = FileFailurePersistence::Direct("proptest-regressions/model.txt");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(seeds)), ..Default::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(config(1500))]
 
     #[test]
     fn histories(history in prop::collection::vec(ops(), 1..60)) {

@@ -1,6 +1,6 @@
 //! Properties of the wire formats over arbitrary values and texts.
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use rdma_token::{Reply, Status, Token, TokenError, TokenHeader, Transport, Window};
 
 fn tokens() -> impl Strategy<Value = Token> {
@@ -47,8 +47,14 @@ fn near_headers() -> impl Strategy<Value = String> {
     ]
 }
 
+/// Failing seeds are kept in the package's `proptest-regressions`.
+fn config(cases: u32) -> ProptestConfig {
+    let seeds = FileFailurePersistence::Direct("proptest-regressions/properties.txt");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(seeds)), ..Default::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4000))]
+    #![proptest_config(config(4000))]
 
     #[test]
     fn headers_round_trip(header in headers(), upper in any::<bool>()) {

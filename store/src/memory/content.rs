@@ -8,19 +8,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::Stream;
+use futures_util::{Stream, stream};
 
-use crate::{ByteStream, ObjectData, Result};
+use crate::{ByteStream, Result};
 
-/// What an object or a part holds. Reading it copies no bytes.
-#[derive(Debug, Default)]
-pub(super) struct Content {
-    /// Shared with readers.
-    pieces: Arc<[Piece]>,
+/// What an object or a part holds. Reading and cloning it copies no bytes.
+#[derive(Debug, Clone)]
+pub(super) enum Content {
+    /// At most one piece: most objects, which so need no list.
+    One(Bytes),
+    /// Several pieces, shared with readers.
+    Many(Arc<[Piece]>),
 }
 
+/// One of several pieces.
 #[derive(Debug, Clone)]
-struct Piece {
+pub(super) struct Piece {
     /// Where the piece ends in the object.
     end: u64,
     bytes: Bytes,
@@ -28,38 +31,45 @@ struct Piece {
 
 impl Content {
     /// Content made of `pieces`, none of them empty.
-    pub(super) fn new(pieces: impl IntoIterator<Item = Bytes>) -> Self {
+    pub(super) fn new(mut pieces: Vec<Bytes>) -> Self {
+        if pieces.len() < 2 {
+            return Self::One(pieces.pop().unwrap_or_default());
+        }
         let mut end = 0;
-        let pieces = pieces
-            .into_iter()
-            .map(|bytes| {
-                end += bytes.len() as u64;
-                Piece { end, bytes }
-            })
-            .collect();
-        Self { pieces }
+        let piece = |bytes: Bytes| {
+            end += bytes.len() as u64;
+            Piece { end, bytes }
+        };
+        Self::Many(pieces.into_iter().map(piece).collect())
     }
 
-    /// The pieces in order.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Bytes> + '_ {
-        self.pieces.iter().map(|piece| piece.bytes.clone())
+    /// Appends the pieces, without copying them.
+    pub(super) fn append_to(&self, all: &mut Vec<Bytes>) {
+        match self {
+            Self::One(bytes) if bytes.is_empty() => {}
+            Self::One(bytes) => all.push(bytes.clone()),
+            Self::Many(pieces) => all.extend(pieces.iter().map(|piece| piece.bytes.clone())),
+        }
     }
 
-    fn len(&self) -> u64 {
-        self.pieces.last().map_or(0, |piece| piece.end)
+    /// See [`ObjectData::read`](crate::ObjectData::read).
+    pub(super) fn read(&self, range: Range<u64>) -> ByteStream {
+        match self {
+            Self::One(bytes) => {
+                let within = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+                let (start, end) = (within(range.start), within(range.end));
+                Box::pin(stream::iter((start < end).then(|| Ok(bytes.slice(start..end)))))
+            }
+            Self::Many(pieces) => {
+                let end = range.end.min(pieces.last().map_or(0, |piece| piece.end));
+                let next = pieces.partition_point(|piece| piece.end <= range.start);
+                Box::pin(Reader { pieces: Arc::clone(pieces), next, at: range.start, end })
+            }
+        }
     }
 }
 
-impl ObjectData for Content {
-    fn read(&self, range: Range<u64>) -> ByteStream {
-        let pieces = Arc::clone(&self.pieces);
-        let end = range.end.min(self.len());
-        let next = pieces.partition_point(|piece| piece.end <= range.start);
-        Box::pin(Reader { pieces, next, at: range.start, end })
-    }
-}
-
-/// Reads a range of a [`Content`].
+/// Reads a range of several pieces.
 struct Reader {
     pieces: Arc<[Piece]>,
     /// Piece that holds `at`.
@@ -117,23 +127,25 @@ mod tests {
     fn ranges_are_clipped_and_cut() {
         let whole = b"abcdefghij";
         let parts = [&whole[..3], &whole[3..4], &whole[4..]].map(Bytes::copy_from_slice);
-        let content = Content::new(parts);
+        let many = Content::new(parts.into());
+        let one = Content::new(vec![Bytes::from_static(whole)]);
         for start in 0..=12u64 {
             for end in 0..=12u64 {
-                let got: Vec<u8> = read(&content, start..end).concat();
                 let (from, to) = (start.min(10) as usize, end.min(10) as usize);
-                assert_eq!(got, whole.get(from..to).unwrap_or_default(), "{start}..{end}");
+                let expected = whole.get(from..to).unwrap_or_default();
+                assert_eq!(read(&many, start..end).concat(), expected, "{start}..{end}");
+                assert_eq!(read(&one, start..end).concat(), expected, "{start}..{end}");
             }
         }
-        assert_eq!(read(&content, 0..u64::MAX).len(), 3);
-        assert_eq!(read(&content, 3..4).len(), 1);
-        assert!(read(&Content::default(), 0..5).is_empty());
+        assert_eq!(read(&many, 0..u64::MAX).len(), 3);
+        assert_eq!(read(&many, 3..4).len(), 1);
+        assert!(read(&Content::new(Vec::new()), 0..5).is_empty());
     }
 
     #[test]
     fn reading_copies_nothing() {
         let bytes = Bytes::from(vec![1u8; 100]);
-        let content = Content::new([bytes.clone()]);
+        let content = Content::new(vec![bytes.clone()]);
         let got = read(&content, 10..20);
         assert_eq!(got[0].as_ptr(), bytes[10..].as_ptr());
     }

@@ -1,6 +1,7 @@
 //! Listing a sorted map of keys, page by page.
 
 use std::{
+    borrow::Borrow,
     collections::BTreeMap,
     ops::Bound::{Excluded, Included, Unbounded},
 };
@@ -17,7 +18,7 @@ pub(super) struct Page<'a, V> {
 
 /// One page of `map`. Takes a descent of the tree for each group and otherwise a step for each key of the page, however
 /// many keys a group has.
-pub(super) fn page<'a, V>(map: &'a BTreeMap<String, V>, query: &ListQuery) -> Page<'a, V> {
+pub(super) fn page<'a, K: Borrow<str> + Ord, V>(map: &'a BTreeMap<K, V>, query: &ListQuery) -> Page<'a, V> {
     let mut page = Page { objects: Vec::new(), prefixes: Vec::new(), next: None };
     if query.max == 0 {
         return page;
@@ -30,6 +31,7 @@ pub(super) fn page<'a, V>(map: &'a BTreeMap<String, V>, query: &ListQuery) -> Pa
     let mut rest = map.range::<str, _>((start, Unbounded));
     let mut last: Option<&str> = None;
     while let Some((key, value)) = rest.next() {
+        let key = key.borrow();
         let Some(behind) = key.strip_prefix(&query.prefix) else {
             break;
         };
@@ -75,7 +77,7 @@ fn successor(prefix: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{cell::Cell, collections::BTreeSet};
 
     use proptest::prelude::*;
 
@@ -126,6 +128,44 @@ mod tests {
         assert_eq!(shown(&page(&map, &query)), (own(&[]), own(&[]), None));
         query = ListQuery { delimiter: "/".into(), prefix: "c/".into(), max: 9, ..Default::default() };
         assert_eq!(shown(&page(&map, &query)), (own(&["c/y"]), own(&["c/x/"]), None));
+    }
+
+    /// A key that counts how often the map looks at a key.
+    #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+    struct Counted(String);
+
+    thread_local!(static LOOKS: Cell<usize> = const { Cell::new(0) });
+
+    impl Borrow<str> for Counted {
+        fn borrow(&self) -> &str {
+            LOOKS.set(LOOKS.get() + 1);
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_page_looks_at_few_keys_however_many_there_are() {
+        let mut map: BTreeMap<Counted, ()> = (0..100_000).map(|n| (Counted(format!("group/{n:06}")), ())).collect();
+        map.extend((0..60_000).map(|n| (Counted(format!("key{n:06}")), ())));
+        let looks = |prefix: &str, delimiter: &str, after: &str, max, shown| {
+            LOOKS.set(0);
+            let query = ListQuery { prefix: prefix.into(), delimiter: delimiter.into(), after: after.into(), max };
+            let page = page(&map, &query);
+            assert_eq!((page.objects.len(), page.prefixes.len()), shown);
+            LOOKS.get()
+        };
+        // A descent of a tree of 160,000 keys, in nodes of at most 11, passes at most 7 nodes.
+        let descent = 7 * 11;
+        // Besides the page's own keys: the descent to the first one, and one for each group that is passed.
+        for (used, most) in [
+            (looks("", "/", "", 10, (9, 1)), 12 + 2 * descent),
+            (looks("", "/", "group/050000", 10, (10, 0)), 12 + 2 * descent),
+            (looks("", "", "key050000", 1000, (1000, 0)), 1001 + descent),
+            (looks("key", "", "", 10, (10, 0)), 11 + descent),
+            (looks("group/", "/", "group/099990", 1000, (9, 0)), 10 + descent),
+        ] {
+            assert!(used <= most, "{used} looks, at most {most} expected");
+        }
     }
 
     #[test]

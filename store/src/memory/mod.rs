@@ -16,8 +16,7 @@ use async_trait::async_trait;
 
 use self::{
     arena::Arena,
-    content::Content,
-    state::{Entry, Place, State},
+    state::{Place, State},
     writer::Writer,
 };
 use crate::{
@@ -127,7 +126,7 @@ impl Store for MemoryStore {
     async fn get(&self, bucket: &str, key: &str) -> Result<Object> {
         let state = self.inner.read();
         let entry = state.object(bucket, key)?;
-        Ok(Object { info: Arc::clone(&entry.info), data: Arc::clone(&entry.data) as _ })
+        Ok(Object { info: Arc::clone(&entry.info), data: Arc::clone(entry) as _ })
     }
 
     async fn put(&self, bucket: &str, key: &str, options: PutOptions) -> Result<Box<dyn ObjectWriter>> {
@@ -143,7 +142,7 @@ impl Store for MemoryStore {
 
     async fn list(&self, bucket: &str, query: &ListQuery) -> Result<ListPage> {
         let state = self.inner.read();
-        let page = list::page(&state.bucket(bucket)?.objects, query);
+        let page = list::page(&state.bucket(bucket)?.objects.sorted, query);
         let objects = page.objects.into_iter().map(|(key, entry)| (key.to_owned(), Arc::clone(&entry.info))).collect();
         Ok(ListPage { objects, prefixes: page.prefixes, next: page.next })
     }
@@ -201,11 +200,5 @@ impl Store for MemoryStore {
 
     fn usage(&self) -> Usage {
         self.inner.read().usage()
-    }
-}
-
-impl Entry {
-    fn new(content: Content, info: ObjectInfo) -> Self {
-        Self { info: Arc::new(info), data: Arc::new(content) }
     }
 }

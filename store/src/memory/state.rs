@@ -2,12 +2,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    mem,
+    ops::Range,
     sync::Arc,
     time::SystemTime,
 };
 
 use super::{MemoryConfig, content::Content};
-use crate::{BucketInfo, Commit, Condition, ObjectInfo, Result, StoreError, UploadInfo, Usage};
+use crate::{BucketInfo, ByteStream, Commit, Condition, ObjectData, ObjectInfo, Result, StoreError, UploadInfo, Usage};
 
 /// Where a writer's content goes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -18,11 +20,52 @@ pub(super) struct Place {
     pub(super) part: Option<(String, u16)>,
 }
 
-/// A committed object or part.
+/// A committed object or part, shared with its readers.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct Stored {
     pub(super) info: Arc<ObjectInfo>,
-    pub(super) data: Arc<Content>,
+    pub(super) content: Content,
+}
+
+pub(super) type Entry = Arc<Stored>;
+
+impl ObjectData for Stored {
+    fn read(&self, range: Range<u64>) -> ByteStream {
+        self.content.read(range)
+    }
+}
+
+/// Objects by key, twice: a look-up touches a handful of cache lines however many keys there are, which a descent of a
+/// tree does not; listing needs the order.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    by_key: HashMap<Arc<str>, Entry>,
+    pub(super) sorted: BTreeMap<Arc<str>, Entry>,
+}
+
+impl Objects {
+    fn get(&self, key: &str) -> Option<&Entry> {
+        self.by_key.get(key)
+    }
+
+    fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    fn insert(&mut self, key: &str, entry: Entry) -> Option<Entry> {
+        if let (Some(one), Some(other)) = (self.by_key.get_mut(key), self.sorted.get_mut(key)) {
+            *other = Arc::clone(&entry);
+            return Some(mem::replace(one, entry));
+        }
+        let key: Arc<str> = key.into();
+        self.sorted.insert(Arc::clone(&key), Arc::clone(&entry));
+        self.by_key.insert(key, entry)
+    }
+
+    fn remove(&mut self, key: &str) -> Option<Entry> {
+        self.sorted.remove(key);
+        self.by_key.remove(key)
+    }
 }
 
 #[derive(Debug)]
@@ -34,7 +77,7 @@ pub(super) struct Upload {
 #[derive(Debug)]
 pub(super) struct Bucket {
     created: SystemTime,
-    pub(super) objects: BTreeMap<String, Entry>,
+    pub(super) objects: Objects,
     /// By key and id.
     pub(super) uploads: BTreeMap<(String, String), Upload>,
 }
@@ -78,7 +121,7 @@ impl State {
         if self.buckets.contains_key(name) {
             return false;
         }
-        let bucket = Bucket { created: SystemTime::now(), objects: BTreeMap::new(), uploads: BTreeMap::new() };
+        let bucket = Bucket { created: SystemTime::now(), objects: Objects::default(), uploads: BTreeMap::new() };
         self.buckets.insert(name.to_owned(), bucket);
         true
     }
@@ -235,7 +278,7 @@ impl State {
     fn insert(&mut self, place: &Place, entry: Entry) -> Option<Entry> {
         let bucket = self.buckets.get_mut(&place.bucket)?;
         match &place.part {
-            None => bucket.objects.insert(place.key.clone(), entry),
+            None => bucket.objects.insert(&place.key, entry),
             Some((upload, number)) => {
                 let id = (place.key.clone(), upload.clone());
                 bucket.uploads.get_mut(&id)?.parts.insert(*number, entry)
@@ -302,7 +345,8 @@ impl State {
             .map(|number| left.remove(number).ok_or(StoreError::NoSuchPart(*number)))
             .collect::<Result<Vec<_>>>()?;
         let sizes: Vec<u64> = chosen.iter().map(|part| part.info.size).collect();
-        let content = Content::new(chosen.iter().flat_map(|part| part.data.pieces()));
+        let mut pieces = Vec::new();
+        chosen.iter().for_each(|part| part.content.append_to(&mut pieces));
         let info = ObjectInfo {
             size: sizes.iter().sum(),
             etag: commit.etag,
@@ -311,8 +355,8 @@ impl State {
             checksums: commit.checksums,
             parts: sizes,
         };
-        let entry = Entry::new(content, info);
-        let info = Arc::clone(&entry.info);
+        let info = Arc::new(info);
+        let entry = Arc::new(Stored { info: Arc::clone(&info), content: Content::new(pieces) });
         let freed = self.remove_upload(bucket, key, upload)?;
         let place = Place { bucket: bucket.to_owned(), key: key.to_owned(), part: None };
         let old = self.change(&place, |state| state.insert(&place, entry));

@@ -9,7 +9,7 @@ use super::{
     Inner,
     arena::{Chunk, MAX_CHUNK},
     content::Content,
-    state::{Claim, Entry, Place},
+    state::{Claim, Place, Stored},
 };
 use crate::{Commit, Metadata, ObjectInfo, ObjectWriter, Result, StoreError};
 
@@ -141,8 +141,8 @@ impl ObjectWriter for Writer {
             checksums: commit.checksums,
             parts: Vec::new(),
         };
-        let entry = Entry::new(content, info);
-        let info = Arc::clone(&entry.info);
+        let info = Arc::new(info);
+        let entry = Arc::new(Stored { info: Arc::clone(&info), content });
         // What it replaces is freed without the lock.
         let _old = self.inner.write().commit(&self.place, &self.claim, &commit.condition, entry)?;
         self.committed = true;
