@@ -30,7 +30,7 @@ pub const MAX_IFNAME: usize = 15;
 
 const EXAMPLES: &str = "\
 Examples:
-  ernic                                       256 MiB store, bucket 'ernic', at http://192.168.200.1:9000/
+  ernic                                       256 MiB, bucket 'ernic', http://192.168.200.1:9000/
   ernic -s /run/vm1.sock -b s3:size=1G,bucket=bench
   ernic -b s3:ip=10.0.0.5,port=8080,dhcp=off  somewhere else on the guest's segment
   ernic -T tap0 --pcap /tmp/vm1.pcap          other traffic to the host's tap0, all of it recorded
@@ -83,8 +83,8 @@ pub struct Options {
     #[arg(short = 'L', long, value_name = "LEVEL", default_value = "info", env = "ERNIC_LOG_LEVEL")]
     pub log_level: LogFilter,
 
-    /// How log lines are written
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    /// How log lines are written: text, or json with one object a line
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text, hide_possible_values = true)]
     pub log_format: LogFormat,
 
     /// One log level more, each time it is given
@@ -165,7 +165,7 @@ fn default_socket() -> PathBuf {
 }
 
 fn socket_under(runtime_dir: Option<&OsStr>) -> PathBuf {
-    runtime_dir.map(Path::new).filter(|dir| dir.is_absolute()).unwrap_or(Path::new("/tmp")).join("ernic.sock")
+    runtime_dir.map(Path::new).filter(|dir| dir.is_absolute()).unwrap_or_else(|| Path::new("/tmp")).join("ernic.sock")
 }
 
 fn socket_path(path: PathBuf) -> Result<PathBuf, String> {
@@ -216,8 +216,9 @@ fn stop(error: clap::Error) -> Stop {
         Some(ContextValue::String(text)) => text.clone(),
         _ => String::new(),
     };
-    // clap names an option as `--mtu <N>`.
-    let option = text(ContextKind::InvalidArg).map_or("option", |arg| arg.split(' ').next().unwrap_or(arg));
+    // clap names an option as `--mtu <N>` or `--verbose...`.
+    let option = text(ContextKind::InvalidArg)
+        .map_or("option", |arg| arg.split(' ').next().unwrap_or(arg).trim_end_matches("..."));
     let value = text(ContextKind::InvalidValue).unwrap_or_default();
     let mut line = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Stop::Answer(Box::new(error)),

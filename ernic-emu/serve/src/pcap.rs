@@ -196,7 +196,7 @@ mod tests {
         assert!(read(&path).is_empty(), "readable from the start");
         assert_eq!(pcap.flush_at(), None, "nothing to flush");
 
-        let frames: Vec<Vec<u8>> = [14, 60, 1514, 9216].map(|length| (0..length).map(|i| i as u8).collect()).into();
+        let frames: Vec<Vec<u8>> = [14u32, 60, 1514, 9216].map(|length| (0..length).map(|i| i as u8).collect()).into();
         let at = |i: usize| Duration::new(1_790_000_000 + i as u64, 123_456_789 + i as u32);
         for (i, frame) in frames.iter().enumerate() {
             pcap.record(UNIX_EPOCH + at(i), frame);

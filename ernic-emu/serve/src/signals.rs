@@ -41,7 +41,7 @@ impl Signals {
     /// Takes both signals over. Errors: the system refuses a socket pair or a handler.
     pub fn install() -> io::Result<Self> {
         let (read, write) = UnixStream::pair()?;
-        SignalDelivery::with_pipe(read, write, SignalOnly::default(), [SIGINT, SIGTERM]).map(Self)
+        SignalDelivery::with_pipe(read, write, SignalOnly, [SIGINT, SIGTERM]).map(Self)
     }
 
     /// The signal that has come, if one has. Never blocks. Call it when [`Signals::as_fd`] is readable.

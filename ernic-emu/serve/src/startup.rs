@@ -20,16 +20,13 @@ pub fn s3_line(s3: &S3Options) -> String {
 /// which gives it a PCI Express link and makes it removable.
 #[must_use]
 pub fn qemu_command(socket: &Path) -> String {
-    let device = serde_json::json!({
-        "driver": "vfio-user-pci",
-        "bus": "ernic-port",
-        "socket": { "type": "unix", "path": socket.to_string_lossy() },
-    });
+    let path = serde_json::Value::from(socket.to_string_lossy());
+    let device = format!(r#"{{"driver":"vfio-user-pci","bus":"ernic-port","socket":{{"type":"unix","path":{path}}}}}"#);
     format!(
         "qemu-system-x86_64 -accel kvm -accel tcg -cpu max -smp 4 -m 1G \
          -object memory-backend-memfd,id=mem0,share=on,size=1G -machine q35,memory-backend=mem0 \
          -device pcie-root-port,id=ernic-port,chassis=1 -device {}",
-        shell_quoted(&device.to_string())
+        shell_quoted(&device)
     )
 }
 

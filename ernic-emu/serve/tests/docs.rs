@@ -1,0 +1,166 @@
+//! What the documentation says about the program is what the program does: its options, its examples, its links.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::CommandFactory;
+use ernic::{
+    backend::{Backend, S3Options},
+    options::{Options, Stop},
+    startup,
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every page: the book, the decision records, and what lies at the root.
+fn pages() -> Vec<PathBuf> {
+    let mut pages: Vec<_> = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name)).into();
+    let mut folders = vec![root().join("docs/src"), root().join("docs/decisions")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages
+}
+
+/// Targets of the links of a page, and the files that it includes; without those of other hosts.
+fn links(page: &str) -> Vec<String> {
+    let mut links = Vec::new();
+    let mut code = false;
+    for line in page.lines() {
+        code ^= line.trim_start().starts_with("```");
+        if code {
+            continue;
+        }
+        links.extend(line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link.to_owned()));
+        links.extend(line.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}")).map(str::to_owned));
+    }
+    links.retain(|link| !link.starts_with("http"));
+    links
+}
+
+/// How a heading is reached: as mdBook and GitHub make it.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let headings =
+        page.lines().filter_map(|line| line.strip_prefix('#')).map(|line| line.trim_start_matches('#').trim());
+    let anchor = |heading: &str| -> String {
+        let kept = heading.to_lowercase().replace(' ', "-");
+        kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut checked = 0;
+    for page in pages() {
+        let text = read(&page);
+        for link in links(&text) {
+            let (file, anchor) =
+                link.split_once('#').map_or((link.as_str(), None), |(file, anchor)| (file, Some(anchor)));
+            let target = if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
+            assert!(target.exists(), "{}: {link}", page.display());
+            if let Some(anchor) = anchor {
+                assert!(anchors(&read(&target)).contains(anchor), "{}: {link}", page.display());
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 30, "only {checked} links found");
+}
+
+#[test]
+fn every_page_of_the_book_is_in_its_summary() {
+    let src = root().join("docs/src");
+    let listed: BTreeSet<_> = links(&read(&src.join("SUMMARY.md"))).into_iter().map(|link| src.join(link)).collect();
+    let there: BTreeSet<_> =
+        pages().into_iter().filter(|page| page.starts_with(&src) && !page.ends_with("SUMMARY.md")).collect();
+    assert_eq!(listed, there);
+}
+
+#[test]
+fn every_option_is_documented_with_its_default() {
+    let page = read(&root().join("docs/src/guide/options.md"));
+    for argument in Options::command().get_arguments() {
+        let long = argument.get_long().expect("a long name");
+        let short = argument.get_short().map(|short| format!("`-{short}`, ")).unwrap_or_default();
+        let row = page
+            .lines()
+            .find(|line| line.starts_with(&format!("| {short}`--{long}")))
+            .unwrap_or_else(|| panic!("no row for {short}--{long}"));
+        // Only these defaults depend on where it runs.
+        for default in argument.get_default_values().iter().filter(|_| long != "socket") {
+            let default = default.to_str().expect("UTF-8");
+            assert!(row.contains(&format!("| `{default}` |")), "{row}: default {default}");
+        }
+    }
+    let S3Options { bucket, size, objects, ip, port, maxpart, dhcp } = S3Options::default();
+    assert_eq!((size, maxpart, dhcp), (256 << 20, 256 << 20, true));
+    let defaults =
+        [bucket, "256M".into(), objects.to_string(), ip.to_string(), port.to_string(), "256M".into(), "on".into()];
+    for (key, default) in S3Options::KEYS.into_iter().zip(defaults) {
+        assert!(page.contains(&format!("| `{key}=` | `{default}` |")), "{key}= {default}");
+        assert!(Options::command().render_long_help().to_string().contains(&format!("{key}=")), "{key} in --help");
+    }
+}
+
+#[test]
+fn the_start_is_quoted_as_it_is() {
+    let line = startup::s3_line(&S3Options::default());
+    for page in ["README.md", "docs/src/guide/options.md"] {
+        assert!(read(&root().join(page)).contains(&line), "{page}");
+    }
+}
+
+/// Command lines of the pages and of `--help`, each with the error that is shown for it, if one is.
+fn examples() -> Vec<(String, Option<String>)> {
+    let mut texts: Vec<_> = pages().iter().map(|page| read(page)).collect();
+    texts.push(Options::command().render_help().to_string());
+    let mut examples = Vec::new();
+    for text in &texts {
+        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        for (i, line) in lines.iter().enumerate() {
+            let line = line.strip_prefix("$ ").unwrap_or(line);
+            let line = line.strip_prefix("target/release/").unwrap_or(line);
+            let Some(arguments) = line.strip_prefix("ernic -") else { continue };
+            // Up to a comment, a second column, or the shell's ampersand.
+            let end =
+                [" #", "  ", " &"].iter().filter_map(|mark| arguments.find(mark)).min().unwrap_or(arguments.len());
+            let error = lines.get(i + 1).and_then(|next| next.strip_prefix("Error: ")).map(str::to_owned);
+            examples.push((format!("ernic -{}", &arguments[..end]), error));
+        }
+    }
+    examples
+}
+
+#[test]
+fn examples_do_what_is_shown() {
+    let examples = examples();
+    assert!(examples.len() >= 15, "only {examples:?}");
+    for (line, error) in examples {
+        match (Options::read(line.split(' ')), error) {
+            (Ok(options), None) => {
+                // A spelling that is silently taken for a default would not be worth showing.
+                let shown = line.contains("-b") || line.contains("--backend");
+                assert!(!shown || options.backend != Backend::S3(S3Options::default()), "{line}");
+            }
+            (Err(Stop::Malformed(said)), Some(error)) => assert_eq!(said, error, "{line}"),
+            (outcome, error) => panic!("{line}: {outcome:?}, shown: {error:?}"),
+        }
+    }
+}
