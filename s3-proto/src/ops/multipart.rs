@@ -1,0 +1,328 @@
+//! Multipart uploads.
+
+use std::collections::BTreeSet;
+
+use ernic_store::{Commit, ObjectInfo, PartInfo};
+use s3s::{
+    S3ErrorCode, S3Request, S3Response, S3Result,
+    dto::{
+        AbortMultipartUploadInput, AbortMultipartUploadOutput, ChecksumType, CommonPrefix,
+        CompleteMultipartUploadInput, CompleteMultipartUploadOutput, CompletedPart, CreateMultipartUploadInput,
+        CreateMultipartUploadOutput, ListMultipartUploadsInput, ListMultipartUploadsOutput, ListPartsInput,
+        ListPartsOutput, MultipartUpload, Part, StorageClass, UploadPartInput, UploadPartOutput,
+    },
+    s3_error,
+};
+
+use super::{
+    Operations, checksum_headers, checksum_of, checksum_type, etag,
+    list::{Encoding, MAX_KEYS, limit},
+    object::{commit, receive},
+    owner,
+};
+use crate::{
+    checksum::{self, Algorithm},
+    error::{error, store as refused},
+    request::Context,
+};
+
+/// Part numbers are 1 to this (S3 API reference, `UploadPart`).
+const MAX_PARTS: i32 = 10_000;
+
+pub(super) async fn create(
+    ops: &Operations,
+    request: S3Request<CreateMultipartUploadInput>,
+) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+    let context = Context::of(&request)?;
+    let input = request.input;
+    if let Some(name) = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str())
+        && Algorithm::from_name(name).is_none()
+    {
+        return Err(s3_error!(InvalidRequest, "Unknown checksum algorithm {name}."));
+    }
+    let upload = ops.store.create_upload(&input.bucket, &input.key, context.meta.clone()).await.map_err(refused)?;
+    Ok(S3Response::new(CreateMultipartUploadOutput {
+        bucket: Some(input.bucket),
+        key: Some(input.key),
+        upload_id: Some(upload),
+        checksum_algorithm: input.checksum_algorithm,
+        checksum_type: input.checksum_type,
+        ..Default::default()
+    }))
+}
+
+fn part_number(number: i32) -> S3Result<u16> {
+    u16::try_from(number).ok().filter(|_| (1..=MAX_PARTS).contains(&number)).ok_or_else(|| {
+        s3_error!(InvalidArgument, "Part number must be an integer between 1 and {MAX_PARTS}, inclusive: {number}.")
+    })
+}
+
+pub(super) async fn upload_part(
+    ops: &Operations,
+    request: S3Request<UploadPartInput>,
+) -> S3Result<S3Response<UploadPartOutput>> {
+    let context = Context::of(&request)?;
+    let input = request.input;
+    let number = part_number(input.part_number)?;
+    let writer = ops.store.put_part(&input.bucket, &input.key, &input.upload_id, number, context.length).await;
+    let mut writer = writer.map_err(refused)?;
+    let digested = receive(&context, &mut *writer, ops.config.max_part).await?;
+    let info = writer.commit(commit(&context, digested)).await.map_err(refused)?;
+    let output = UploadPartOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
+    Ok(S3Response::with_headers(output, checksum_headers(&info)))
+}
+
+pub(super) async fn abort(
+    ops: &Operations,
+    request: S3Request<AbortMultipartUploadInput>,
+) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+    let input = request.input;
+    ops.store.abort_upload(&input.bucket, &input.key, &input.upload_id).await.map_err(refused)?;
+    Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+}
+
+pub(super) async fn complete(
+    ops: &Operations,
+    request: S3Request<CompleteMultipartUploadInput>,
+) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+    let context = Context::of(&request)?;
+    let host = request.headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let location = format!("http://{host}{}", request.uri.path());
+    let input = request.input;
+    let (bucket, key, upload) = (&input.bucket, &input.key, &input.upload_id);
+
+    let have = ops.store.list_parts(bucket, key, upload).await.map_err(refused)?;
+    let listed = input.multipart_upload.as_ref().and_then(|parts| parts.parts.as_deref()).unwrap_or_default();
+    let parts = match_parts(listed, &have)?;
+    let size: u64 = parts.iter().map(|part| part.info.size).sum();
+    if let Some(expected) = input.mpu_object_size
+        && u64::try_from(expected) != Ok(size)
+    {
+        return Err(s3_error!(InvalidRequest, "x-amz-mp-object-size is {expected}, but the parts have {size} bytes."));
+    }
+    let etag_of_all = checksum::multipart_etag(parts.iter().map(|part| part.info.etag.as_str()))
+        .ok_or_else(|| error(S3ErrorCode::InternalError, "A part's ETag is no MD5."))?;
+    let checksums = whole_checksum(&input, &parts)?;
+    let condition = ops.condition(bucket, key, &context.conditions).await?;
+
+    let numbers: Vec<u16> = parts.iter().map(|part| part.number).collect();
+    let commit = Commit { etag: etag_of_all, checksums, condition };
+    let info = ops.store.complete_upload(bucket, key, upload, &numbers, commit).await.map_err(refused)?;
+
+    let sum = |algorithm| checksum_of(&info, algorithm).map(str::to_owned);
+    Ok(S3Response::new(CompleteMultipartUploadOutput {
+        checksum_crc32: sum(Algorithm::Crc32),
+        checksum_crc32c: sum(Algorithm::Crc32c),
+        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
+        checksum_sha1: sum(Algorithm::Sha1),
+        checksum_sha256: sum(Algorithm::Sha256),
+        checksum_type: (!info.checksums.is_empty()).then(|| ChecksumType::from_static(checksum_type(&info))),
+        e_tag: Some(etag(&info.etag)),
+        location: Some(location),
+        bucket: Some(input.bucket),
+        key: Some(input.key),
+        ..Default::default()
+    }))
+}
+
+/// The parts that the client lists, in its order, which must be that of their numbers.
+fn match_parts<'a>(listed: &[CompletedPart], have: &'a [PartInfo]) -> S3Result<Vec<&'a PartInfo>> {
+    if listed.is_empty() {
+        return Err(s3_error!(MalformedXML, "The list of parts is empty."));
+    }
+    let mut parts: Vec<&PartInfo> = Vec::with_capacity(listed.len());
+    let mut last = 0;
+    for part in listed {
+        let number = part.part_number.ok_or_else(|| s3_error!(MalformedXML, "A part has no PartNumber."))?;
+        if number <= last {
+            return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order at part {number}."));
+        }
+        last = number;
+        let invalid =
+            || s3_error!(InvalidPart, "Part {number} has not been uploaded, or its ETag or checksum is another one.");
+        let number = part_number(number)?;
+        let there = have.binary_search_by_key(&number, |part| part.number).ok().and_then(|index| have.get(index));
+        let there = there.ok_or_else(invalid)?;
+        let etag = part.e_tag.as_ref().ok_or_else(|| s3_error!(MalformedXML, "Part {number} has no ETag."))?;
+        if etag.value().trim_matches('"') != there.info.etag {
+            return Err(invalid());
+        }
+        for (algorithm, value) in sums(part) {
+            if checksum_of(&there.info, algorithm) != Some(value) {
+                return Err(invalid());
+            }
+        }
+        parts.push(there);
+    }
+    Ok(parts)
+}
+
+fn sums(part: &CompletedPart) -> impl Iterator<Item = (Algorithm, &str)> {
+    [
+        (Algorithm::Crc32, &part.checksum_crc32),
+        (Algorithm::Crc32c, &part.checksum_crc32c),
+        (Algorithm::Crc64Nvme, &part.checksum_crc64nvme),
+        (Algorithm::Sha1, &part.checksum_sha1),
+        (Algorithm::Sha256, &part.checksum_sha256),
+    ]
+    .into_iter()
+    .filter_map(|(algorithm, value)| Some((algorithm, value.as_deref()?)))
+}
+
+/// The object's checksum, where all parts have one of the same kind, checked against what the client expects. CRC64NVME is
+/// always of the whole object; the SHAs are of the parts' sums; CRC32 and CRC32C are of the whole object if the client says
+/// so ("Checking object integrity" in the S3 user guide).
+fn whole_checksum(input: &CompleteMultipartUploadInput, parts: &[&PartInfo]) -> S3Result<Vec<(String, String)>> {
+    let sums = |algorithm| -> Option<Vec<(&str, u64)>> {
+        parts.iter().map(|part| Some((checksum_of(&part.info, algorithm)?, part.info.size))).collect()
+    };
+    let found = Algorithm::ALL.into_iter().find_map(|algorithm| Some((algorithm, sums(algorithm)?)));
+    let expected = [
+        (Algorithm::Crc32, &input.checksum_crc32),
+        (Algorithm::Crc32c, &input.checksum_crc32c),
+        (Algorithm::Crc64Nvme, &input.checksum_crc64nvme),
+        (Algorithm::Sha1, &input.checksum_sha1),
+        (Algorithm::Sha256, &input.checksum_sha256),
+    ];
+    let mut expected = expected.into_iter().filter_map(|(algorithm, value)| Some((algorithm, value.as_deref()?)));
+    let full = input.checksum_type.as_ref().map(|kind| kind.as_str()) == Some(ChecksumType::FULL_OBJECT);
+
+    let mut kept = None;
+    if let Some((algorithm, sums)) = found {
+        let combine = || algorithm.combine(sums.iter().copied());
+        let compose = || algorithm.compose(sums.iter().map(|(sum, _)| *sum));
+        let value = if full || algorithm == Algorithm::Crc64Nvme { combine() } else { compose() };
+        kept = value.map(|value| (algorithm, value, combine()));
+    }
+    match (expected.next(), kept) {
+        (None, kept) => {
+            Ok(kept.map(|(algorithm, value, _)| (algorithm.name().to_owned(), value)).into_iter().collect())
+        }
+        (Some((wanted, value)), Some((algorithm, kept, whole))) if wanted == algorithm => {
+            // The header may carry either kind.
+            if value == kept || Some(value) == whole.as_deref() {
+                Ok(vec![(algorithm.name().to_owned(), value.to_owned())])
+            } else {
+                Err(s3_error!(BadDigest, "The {} you specified did not match the calculated checksum.", wanted.name()))
+            }
+        }
+        (Some((wanted, _)), _) => Err(s3_error!(
+            InvalidRequest,
+            "The parts were not uploaded with the checksum that {} expects.",
+            wanted.header()
+        )),
+    }
+}
+
+pub(super) async fn list_parts(
+    ops: &Operations,
+    request: S3Request<ListPartsInput>,
+) -> S3Result<S3Response<ListPartsOutput>> {
+    let input = request.input;
+    let max = limit("max-parts", input.max_parts, MAX_KEYS)?;
+    let parts = ops.store.list_parts(&input.bucket, &input.key, &input.upload_id).await.map_err(refused)?;
+    let after = input.part_number_marker.unwrap_or(0);
+    let mut rest = parts.iter().filter(|part| i32::from(part.number) > after);
+    let page: Vec<Part> = rest.by_ref().take(usize::try_from(max).unwrap_or_default()).map(part).collect();
+    let more = max > 0 && rest.next().is_some();
+    Ok(S3Response::new(ListPartsOutput {
+        bucket: Some(input.bucket),
+        is_truncated: Some(more),
+        key: Some(input.key),
+        max_parts: Some(max),
+        next_part_number_marker: page.last().filter(|_| more).and_then(|part| part.part_number),
+        owner: Some(owner()),
+        part_number_marker: Some(after),
+        parts: Some(page),
+        storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+        upload_id: Some(input.upload_id),
+        ..Default::default()
+    }))
+}
+
+fn part(part: &PartInfo) -> Part {
+    let info: &ObjectInfo = &part.info;
+    let sum = |algorithm| checksum_of(info, algorithm).map(str::to_owned);
+    Part {
+        checksum_crc32: sum(Algorithm::Crc32),
+        checksum_crc32c: sum(Algorithm::Crc32c),
+        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
+        checksum_sha1: sum(Algorithm::Sha1),
+        checksum_sha256: sum(Algorithm::Sha256),
+        e_tag: Some(etag(&info.etag)),
+        last_modified: Some(info.modified.into()),
+        part_number: Some(part.number.into()),
+        size: i64::try_from(info.size).ok(),
+    }
+}
+
+pub(super) async fn list_uploads(
+    ops: &Operations,
+    request: S3Request<ListMultipartUploadsInput>,
+) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+    let input = request.input;
+    let encoding = Encoding::new(input.encoding_type.as_ref())?;
+    let max = limit("max-uploads", input.max_uploads, MAX_KEYS)?;
+    let most = usize::try_from(max).unwrap_or_default();
+    let prefix = input.prefix.unwrap_or_default();
+    let delimiter = input.delimiter.unwrap_or_default();
+    let key_marker = input.key_marker.unwrap_or_default();
+    let id_marker = input.upload_id_marker.unwrap_or_default();
+
+    let uploads = ops.store.list_uploads(&input.bucket).await.map_err(refused)?;
+    let mut page = Vec::new();
+    let mut groups = BTreeSet::new();
+    let (mut last, mut more) = (None, false);
+    for upload in uploads {
+        // `upload-id-marker` counts only with `key-marker`.
+        let after = upload.key > key_marker
+            || !key_marker.is_empty() && upload.key == key_marker && !id_marker.is_empty() && upload.upload > id_marker;
+        let Some(rest) = upload.key.strip_prefix(prefix.as_str()).filter(|_| after) else { continue };
+        let group = match rest.find(delimiter.as_str()) {
+            Some(at) if !delimiter.is_empty() => upload.key.get(..prefix.len() + at + delimiter.len()),
+            _ => None,
+        };
+        if group.is_some_and(|group| groups.contains(group) || group <= key_marker.as_str()) {
+            continue;
+        }
+        if page.len() + groups.len() >= most {
+            more = most > 0;
+            break;
+        }
+        match group {
+            Some(group) => {
+                groups.insert(group.to_owned());
+                last = Some((group.to_owned(), String::new()));
+            }
+            None => {
+                last = Some((upload.key.clone(), upload.upload.clone()));
+                page.push(MultipartUpload {
+                    initiated: Some(upload.started.into()),
+                    key: Some(encoding.write(&upload.key)),
+                    owner: Some(owner()),
+                    storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+                    upload_id: Some(upload.upload),
+                    ..Default::default()
+                });
+            }
+        }
+    }
+    let next = last.filter(|_| more);
+    Ok(S3Response::new(ListMultipartUploadsOutput {
+        bucket: Some(input.bucket),
+        common_prefixes: Some(
+            groups.iter().map(|group| CommonPrefix { prefix: Some(encoding.write(group)) }).collect(),
+        ),
+        delimiter: Some(delimiter).filter(|delimiter| !delimiter.is_empty()).map(|text| encoding.write(&text)),
+        encoding_type: input.encoding_type,
+        is_truncated: Some(more),
+        key_marker: Some(encoding.write(&key_marker)),
+        max_uploads: Some(max),
+        next_key_marker: next.as_ref().map(|(key, _)| encoding.write(key)),
+        next_upload_id_marker: next.map(|(_, id)| id),
+        prefix: Some(encoding.write(&prefix)),
+        upload_id_marker: Some(id_marker),
+        uploads: Some(page),
+        ..Default::default()
+    }))
+}

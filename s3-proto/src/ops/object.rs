@@ -1,0 +1,346 @@
+//! Operations on objects.
+
+use std::{
+    ops::Range,
+    pin::Pin,
+    task::{Context as TaskContext, Poll, ready},
+};
+
+use bytes::Bytes;
+use ernic_store::{ByteStream as StoreStream, Commit, ObjectInfo, ObjectWriter, PutOptions};
+use futures_util::Stream;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use s3s::{
+    S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
+    dto::{
+        DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, DeletedObject, Error,
+        GetObjectInput, GetObjectOutput, HeadObjectInput, HeadObjectOutput, PutObjectInput, PutObjectOutput,
+        StreamingBlob, Timestamp, TimestampFormat,
+    },
+    s3_error,
+    stream::{ByteStream, RemainingLength},
+};
+
+use super::{Operations, checksum_headers, etag, only_version};
+use crate::{
+    checksum::{Digested, Digests},
+    conditions::Verdict,
+    error::{invalid_range, not_implemented, store as refused, too_large},
+    request::Context,
+};
+
+/// Most bytes that are copied and hashed before the thread is given back. MD5 takes 0.4 ms for it.
+const STEP: usize = 256 * 1024;
+/// Most bytes of content in one piece of an answer: what a connection holds beyond its buffer.
+const SLICE: usize = 128 * 1024;
+/// Most keys of one `DeleteObjects` (S3 API reference).
+const MAX_DELETES: usize = 1000;
+/// The content type of what came without one (S3 API reference, `PutObject`).
+const DEFAULT_TYPE: &str = "binary/octet-stream";
+
+/// Which bytes of an object a GET or HEAD is about.
+struct View {
+    range: Range<u64>,
+    /// `content-range`, which makes it a 206.
+    content_range: Option<String>,
+    parts_count: Option<i32>,
+}
+
+impl View {
+    fn new(context: &Context, info: &ObjectInfo, part: Option<i32>) -> S3Result<Self> {
+        match context.conditions.read(info) {
+            Verdict::Proceed => {}
+            Verdict::NotModified => return Err(not_modified(info)),
+            Verdict::Failed => return Err(S3ErrorCode::PreconditionFailed.into()),
+        }
+        let range = context.range.filter(|_| context.conditions.range_counts(info));
+        let content_range =
+            |range: &Range<u64>| format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), info.size);
+        let whole = 0..info.size;
+        if let Some(part) = part {
+            if context.range.is_some() {
+                return Err(s3_error!(
+                    InvalidRequest,
+                    "Cannot specify both Range header and partNumber query parameter."
+                ));
+            }
+            let (range, count) = part_range(info, part)?;
+            let content_range = (!range.is_empty()).then(|| content_range(&range));
+            return Ok(Self { range, content_range, parts_count: count });
+        }
+        match range {
+            None => Ok(Self { range: whole, content_range: None, parts_count: None }),
+            Some(range) => {
+                let range = range.resolve(info.size).map_err(|_| invalid_range(info.size))?;
+                Ok(Self { content_range: Some(content_range(&range)), range, parts_count: None })
+            }
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+/// The bytes of part `number`, and how many parts there are, where there are parts.
+fn part_range(info: &ObjectInfo, number: i32) -> S3Result<(Range<u64>, Option<i32>)> {
+    let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+    let index = index.filter(|index| *index < 10_000).ok_or_else(|| {
+        s3_error!(InvalidArgument, "Part number must be an integer between 1 and 10000, inclusive: {number}.")
+    })?;
+    if info.parts.is_empty() && index == 0 {
+        return Ok((0..info.size, None));
+    }
+    let Some(size) = info.parts.get(index) else {
+        let mut error = S3Error::with_message(
+            S3ErrorCode::Custom("InvalidPartNumber".into()),
+            "The requested partnumber is not satisfiable.",
+        );
+        error.set_status_code(StatusCode::RANGE_NOT_SATISFIABLE);
+        return Err(error);
+    };
+    let start = info.parts.iter().take(index).sum();
+    Ok((start..start + size, i32::try_from(info.parts.len()).ok()))
+}
+
+/// 304 with what a cache wants to know (RFC 9110, section 15.4.5).
+fn not_modified(info: &ObjectInfo) -> S3Error {
+    let mut headers = HeaderMap::new();
+    let mut add = |name, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(name, value);
+        }
+    };
+    add(header::ETAG, &format!("\"{}\"", info.etag));
+    let mut date = Vec::new();
+    if Timestamp::from(info.modified).format(TimestampFormat::HttpDate, &mut date).is_ok() {
+        add(header::LAST_MODIFIED, &String::from_utf8_lossy(&date));
+    }
+    if let Some(cache_control) = &info.meta.cache_control {
+        add(header::CACHE_CONTROL, cache_control);
+    }
+    let mut error = S3Error::new(S3ErrorCode::NotModified);
+    error.set_headers(headers);
+    error
+}
+
+/// What GET and HEAD say alike.
+macro_rules! describe {
+    ($output:ident, $info:expr, $view:expr) => {
+        $output {
+            accept_ranges: Some("bytes".into()),
+            cache_control: $info.meta.cache_control.clone(),
+            content_disposition: $info.meta.content_disposition.clone(),
+            content_encoding: $info.meta.content_encoding.clone(),
+            content_language: $info.meta.content_language.clone(),
+            content_length: i64::try_from($view.len()).ok(),
+            content_range: $view.content_range.clone(),
+            content_type: Some($info.meta.content_type.clone().unwrap_or_else(|| DEFAULT_TYPE.into())),
+            e_tag: Some(etag(&$info.etag)),
+            last_modified: Some($info.modified.into()),
+            parts_count: $view.parts_count,
+            ..Default::default()
+        }
+    };
+}
+
+/// What `s3s` would not write as it came: user metadata, `expires`; and the checksum, if it is asked for and is that of the
+/// bytes that are sent.
+fn more_headers(info: &ObjectInfo, view: &View, checksum_mode: Option<&str>, expires: bool) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if checksum_mode.is_some_and(|mode| mode.eq_ignore_ascii_case("enabled")) && view.len() == info.size {
+        headers = checksum_headers(info);
+    }
+    for (name, value) in &info.meta.user {
+        let name = HeaderName::try_from(format!("x-amz-meta-{name}"));
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
+            headers.insert(name, value);
+        }
+    }
+    if expires
+        && let Some(value) = &info.meta.expires
+        && let Ok(value) = HeaderValue::from_bytes(value.as_bytes())
+    {
+        headers.insert(header::EXPIRES, value);
+    }
+    headers
+}
+
+pub(super) async fn get(ops: &Operations, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+    let context = Context::of(&request)?;
+    let input = request.input;
+    only_version(input.version_id.as_deref())?;
+    let object = ops.store.get(&input.bucket, &input.key).await.map_err(refused)?;
+    let view = View::new(&context, &object.info, input.part_number)?;
+    let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
+    let headers = more_headers(&object.info, &view, mode, input.response_expires.is_none());
+    let mut output = describe!(GetObjectOutput, object.info, view);
+    let content = Content { pieces: object.data.read(view.range.clone()), piece: Bytes::new(), left: view.len() };
+    output.body = Some(StreamingBlob::new(content));
+    Ok(S3Response::with_headers(output, headers))
+}
+
+pub(super) async fn head(
+    ops: &Operations,
+    request: S3Request<HeadObjectInput>,
+) -> S3Result<S3Response<HeadObjectOutput>> {
+    let context = Context::of(&request)?;
+    let input = request.input;
+    only_version(input.version_id.as_deref())?;
+    let info = ops.store.head(&input.bucket, &input.key).await.map_err(refused)?;
+    let view = View::new(&context, &info, input.part_number)?;
+    let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
+    let headers = more_headers(&info, &view, mode, true);
+    let mut output = describe!(HeadObjectOutput, info, view);
+    // `s3s` overrides the headers of a GET itself.
+    let replace = |header: &mut Option<String>, with: Option<String>| {
+        if with.is_some() {
+            *header = with;
+        }
+    };
+    replace(&mut output.cache_control, input.response_cache_control);
+    replace(&mut output.content_disposition, input.response_content_disposition);
+    replace(&mut output.content_encoding, input.response_content_encoding);
+    replace(&mut output.content_language, input.response_content_language);
+    replace(&mut output.content_type, input.response_content_type);
+    Ok(S3Response::with_headers(output, headers))
+}
+
+pub(super) async fn put(ops: &Operations, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+    let context = Context::of(&request)?;
+    let input = request.input;
+    let condition = ops.condition(&input.bucket, &input.key, &context.conditions).await?;
+    let options = PutOptions { size: context.length, meta: context.meta.clone() };
+    let mut writer = ops.store.put(&input.bucket, &input.key, options).await.map_err(refused)?;
+    let digested = receive(&context, &mut *writer, ops.config.max_part).await?;
+    let info = writer.commit(Commit { condition, ..commit(&context, digested) }).await.map_err(refused)?;
+    let output = PutObjectOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
+    Ok(S3Response::with_headers(output, checksum_headers(&info)))
+}
+
+/// How content that has been received and verified is committed.
+pub(super) fn commit(context: &Context, digested: Digested) -> Commit {
+    Commit {
+        etag: hex::encode(digested.md5),
+        checksums: vec![(context.checksum.algorithm.name().to_owned(), digested.sum)],
+        ..Default::default()
+    }
+}
+
+/// Takes the body into `writer` and checks it. One copy, and one pass of the digests over what is still in the cache.
+pub(super) async fn receive(context: &Context, writer: &mut dyn ObjectWriter, max_part: u64) -> S3Result<Digested> {
+    let mut digests = Digests::new(context.checksum.algorithm);
+    let mut step = 0;
+    while let Some(mut piece) = context.payload.next().await? {
+        if writer.written() + piece.len() as u64 > max_part {
+            return Err(too_large(max_part));
+        }
+        while !piece.is_empty() {
+            let buffer = writer.buffer(piece.len().min(STEP)).await.map_err(refused)?;
+            let n = buffer.len().min(piece.len());
+            let taken = piece.split_to(n);
+            buffer[..n].copy_from_slice(&taken);
+            writer.advance(n);
+            digests.update(&taken);
+            step += n;
+            if step >= STEP {
+                step = 0;
+                context.turn.pass().await;
+            }
+        }
+    }
+    if context.length.is_some_and(|length| length != writer.written()) {
+        return Err(S3ErrorCode::IncompleteBody.into());
+    }
+    let digested = digests.finish();
+    context.verify(digested.md5, &digested.sum)?;
+    Ok(digested)
+}
+
+pub(super) async fn delete(
+    ops: &Operations,
+    request: S3Request<DeleteObjectInput>,
+) -> S3Result<S3Response<DeleteObjectOutput>> {
+    let context = Context::of(&request)?;
+    let input = request.input;
+    only_version(input.version_id.as_deref())?;
+    if !context.conditions.none_for_write() {
+        return Err(not_implemented("A conditional DeleteObject"));
+    }
+    ops.store.delete(&input.bucket, &input.key).await.map_err(refused)?;
+    Ok(S3Response::new(DeleteObjectOutput::default()))
+}
+
+pub(super) async fn delete_many(
+    ops: &Operations,
+    request: S3Request<DeleteObjectsInput>,
+) -> S3Result<S3Response<DeleteObjectsOutput>> {
+    let context = Context::of(&request)?;
+    let input = request.input;
+    if input.delete.objects.is_empty() || input.delete.objects.len() > MAX_DELETES {
+        return Err(s3_error!(MalformedXML, "DeleteObjects takes 1 to {MAX_DELETES} keys."));
+    }
+    ops.store.head_bucket(&input.bucket).await.map_err(refused)?;
+    let quiet = input.delete.quiet == Some(true);
+    let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+    for (index, object) in input.delete.objects.into_iter().enumerate() {
+        if index % 64 == 63 {
+            context.turn.pass().await;
+        }
+        let conditional = object.e_tag.is_some() || object.size.is_some() || object.last_modified_time.is_some();
+        let done = if conditional {
+            Err(not_implemented("A conditional delete"))
+        } else if let Err(error) = only_version(object.version_id.as_deref()) {
+            Err(error)
+        } else {
+            ops.store.delete(&input.bucket, &object.key).await.map_err(refused)
+        };
+        match done {
+            Ok(_) if quiet => {}
+            Ok(_) => deleted.push(DeletedObject { key: Some(object.key), ..Default::default() }),
+            Err(error) => errors.push(Error {
+                code: Some(error.code().as_str().to_owned()),
+                message: error.message().map(str::to_owned),
+                key: Some(object.key),
+                version_id: object.version_id,
+            }),
+        }
+    }
+    Ok(S3Response::new(DeleteObjectsOutput { deleted: Some(deleted), errors: Some(errors), request_charged: None }))
+}
+
+/// An object's bytes on their way out, in pieces of at most [`SLICE`] bytes. The store is asked for more only when the
+/// connection has taken what there was.
+struct Content {
+    pieces: StoreStream,
+    piece: Bytes,
+    left: u64,
+}
+
+impl Stream for Content {
+    type Item = Result<Bytes, s3s::StdError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        while self.piece.is_empty() {
+            if self.left == 0 {
+                return Poll::Ready(None);
+            }
+            match ready!(self.pieces.as_mut().poll_next(cx)) {
+                Some(Ok(piece)) => self.piece = piece,
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(Some(Err(format!("the store gave {} bytes too few", self.left).into()))),
+            }
+        }
+        let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let n = self.piece.len().min(SLICE).min(left);
+        let slice = self.piece.split_to(n);
+        self.left -= n as u64;
+        Poll::Ready(Some(Ok(slice)))
+    }
+}
+
+impl ByteStream for Content {
+    fn remaining_length(&self) -> RemainingLength {
+        usize::try_from(self.left).map_or_else(|_| RemainingLength::unknown(), RemainingLength::new_exact)
+    }
+}

@@ -1,0 +1,427 @@
+//! What a request says, read once before `s3s` sees it.
+//!
+//! Authentication is off: every SDK signs all the same, and `s3s` without credentials answers 501 to anything signed and
+//! decodes `aws-chunked` only while it checks a signature (`ops/signature.rs`). So the signature is taken off here, in the
+//! `Authorization` header and in presigned queries, and the body is decoded by [`Payload`]. Headers that `s3s` reads more
+//! narrowly than S3 does (`Range`, conditions, `Expires`, metadata) are read here, too; the operations take them from the
+//! [`Context`].
+
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::{Bytes, BytesMut};
+use ernic_store::Metadata;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, Version, header, request::Parts};
+use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Result, s3_error};
+
+use crate::{
+    Metrics,
+    checksum::{Algorithm, Digests},
+    conditions::Conditions,
+    error::{error, malformed_trailer, not_implemented, too_large},
+    payload::Payload,
+    range::RangeSpec,
+    route::{self, Op},
+    turn::Turn,
+};
+
+/// Most bytes of an XML document. `DeleteObjects` names up to 1,000 keys of 1,024 bytes, `CompleteMultipartUpload` up to
+/// 10,000 parts of some 200 bytes each.
+const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
+/// Most bytes of user metadata, names and values together ("Working with object metadata" in the S3 user guide).
+const MAX_USER_METADATA: usize = 2048;
+
+/// What the operations need of a request beyond what `s3s` gives them. It travels in the request's extensions.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) payload: Arc<Payload>,
+    pub(crate) turn: Turn,
+    /// Bytes of content that will come, where the client said.
+    pub(crate) length: Option<u64>,
+    pub(crate) content_md5: Option<[u8; 16]>,
+    pub(crate) checksum: Checksum,
+    pub(crate) range: Option<RangeSpec>,
+    pub(crate) conditions: Conditions,
+    pub(crate) meta: Metadata,
+}
+
+/// Which checksum the content is to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Checksum {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) expected: Expected,
+}
+
+/// Where the checksum's value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// A header: base64.
+    Value(String),
+    /// A trailer that `x-amz-trailer` announces.
+    Trailer,
+    /// Nowhere: it is only computed.
+    Nothing,
+}
+
+impl Context {
+    /// The context of a request that came through [`prepare`].
+    pub(crate) fn of<T>(request: &S3Request<T>) -> S3Result<Arc<Self>> {
+        request.extensions.get::<Arc<Self>>().cloned().ok_or_else(|| S3ErrorCode::InternalError.into())
+    }
+
+    /// Checks what came against Content-MD5 and the client's checksum.
+    pub(crate) fn verify(&self, md5: [u8; 16], sum: &str) -> S3Result<()> {
+        if self.content_md5.is_some_and(|expected| expected != md5) {
+            return Err(S3ErrorCode::BadDigest.into());
+        }
+        let name = self.checksum.algorithm.header();
+        let expected = match &self.checksum.expected {
+            Expected::Nothing => return Ok(()),
+            Expected::Value(value) => Cow::Borrowed(value),
+            Expected::Trailer => Cow::Owned(self.payload.trailer(name).ok_or_else(malformed_trailer)?),
+        };
+        if *expected != sum {
+            let algorithm = self.checksum.algorithm.name();
+            return Err(s3_error!(BadDigest, "The {algorithm} you specified did not match the calculated checksum."));
+        }
+        Ok(())
+    }
+}
+
+/// A request that may be run.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) op: Op,
+    pub(crate) context: Arc<Context>,
+    /// Whether the body carries a checksum of its own: `CompleteMultipartUpload`'s headers are about the object.
+    pub(crate) verify_document: bool,
+}
+
+/// Reads `parts` and leaves in them what `s3s` is to see. Everything that can be refused without the body is refused here.
+pub(crate) fn prepare(
+    parts: &mut Parts,
+    payload: &Arc<Payload>,
+    turn: &Turn,
+    max_part: u64,
+) -> Result<Prepared, S3Error> {
+    check_host(parts)?;
+    let query = take_signature(parts)?;
+    let path = percent_decode_str(parts.uri.path()).decode_utf8().map_err(|_| S3ErrorCode::InvalidURI)?;
+    let op = route::resolve(&parts.method, &path, &query)?;
+    let headers = &mut parts.headers;
+    refuse_unknown_features(headers, op)?;
+
+    let aws_chunked = is_aws_chunked(headers)?;
+    let length = length(headers, aws_chunked)?;
+    let content = op.takes_content();
+    if content && length.is_none() && !headers.contains_key(header::TRANSFER_ENCODING) {
+        return Err(S3ErrorCode::MissingContentLength.into());
+    }
+    if content && length.is_some_and(|length| length > max_part) {
+        return Err(too_large(max_part));
+    }
+    if op.takes_document() && length.is_some_and(|length| length > MAX_DOCUMENT) {
+        return Err(S3ErrorCode::MaxMessageLengthExceeded.into());
+    }
+    if aws_chunked {
+        payload.decode(length.unwrap_or_default());
+    }
+
+    let body = content || op.takes_document();
+    let verify_document = matches!(op, Op::CreateBucket | Op::DeleteObjects);
+    let context = Context {
+        payload: Arc::clone(payload),
+        turn: turn.clone(),
+        length,
+        content_md5: if body { content_md5(headers)? } else { None },
+        checksum: if content || verify_document { checksum(headers, aws_chunked)? } else { Checksum::default() },
+        range: take_range(headers),
+        conditions: Conditions::take(headers),
+        meta: if op.takes_metadata() { take_metadata(headers)? } else { Metadata::default() },
+    };
+    for name in [header::AUTHORIZATION, header::CONTENT_ENCODING, header::EXPIRES] {
+        headers.remove(name);
+    }
+    headers.remove("x-amz-decoded-content-length");
+    if parts.method == http::Method::POST {
+        // `s3s` takes a POST of multipart/form-data for an HTML form, whatever the operation.
+        headers.remove(header::CONTENT_TYPE);
+    }
+    let context = Arc::new(context);
+    parts.extensions.insert(Arc::clone(&context));
+    Ok(Prepared { op, context, verify_document })
+}
+
+/// Reads an XML document to its end and checks it.
+pub(crate) async fn document(prepared: &Prepared) -> Result<Bytes, S3Error> {
+    let context = &prepared.context;
+    let mut first = Bytes::new();
+    let mut more = BytesMut::new();
+    let mut digests = Digests::new(context.checksum.algorithm);
+    while let Some(piece) = context.payload.next().await? {
+        if (first.len() + more.len() + piece.len()) as u64 > MAX_DOCUMENT {
+            return Err(S3ErrorCode::MaxMessageLengthExceeded.into());
+        }
+        digests.update(&piece);
+        if first.is_empty() {
+            first = piece;
+        } else {
+            more.extend_from_slice(&piece);
+        }
+    }
+    let digested = digests.finish();
+    if prepared.verify_document || context.content_md5.is_some() {
+        context.verify(digested.md5, &digested.sum)?;
+    }
+    Ok(if more.is_empty() { first } else { [first, more.freeze()].concat().into() })
+}
+
+/// HTTP/1.1 needs exactly one `Host` (RFC 9112, section 3.2).
+fn check_host(parts: &Parts) -> Result<(), S3Error> {
+    let hosts = parts.headers.get_all(header::HOST).iter().count();
+    if hosts > 1 || hosts == 0 && parts.version == Version::HTTP_11 {
+        return Err(error(S3ErrorCode::InvalidRequest, "An HTTP/1.1 request has exactly one Host header."));
+    }
+    Ok(())
+}
+
+/// Takes a presigned signature out of the query and turns other `x-amz-…` parameters into the headers that they stand for,
+/// as presigning SDKs move them there. Returns the rest of the query, decoded.
+fn take_signature(parts: &mut Parts) -> Result<Vec<(String, String)>, S3Error> {
+    let Some(query) = parts.uri.query() else {
+        return Ok(Vec::new());
+    };
+    let mut pairs = Vec::new();
+    let mut kept = Vec::new();
+    let mut rewritten = false;
+    let v2 = query.split('&').any(|pair| pair.starts_with("Signature="));
+    for raw in query.split('&').filter(|raw| !raw.is_empty()) {
+        let Some((name, value)) = form_urlencoded::parse(raw.as_bytes()).next() else { continue };
+        let lower = name.to_ascii_lowercase();
+        if let Some(parameter) = lower.strip_prefix("x-amz-") {
+            rewritten = true;
+            let signature = matches!(
+                parameter,
+                "algorithm" | "credential" | "date" | "expires" | "signature" | "signedheaders" | "security-token"
+            );
+            if !signature && !parts.headers.contains_key(lower.as_str()) {
+                let invalid = || s3_error!(InvalidArgument, "The query parameter {name} is no valid header.");
+                let header = HeaderName::from_bytes(lower.as_bytes()).map_err(|_| invalid())?;
+                let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| invalid())?;
+                parts.headers.insert(header, value);
+            }
+        } else if v2 && matches!(&*name, "AWSAccessKeyId" | "Signature" | "Expires") {
+            rewritten = true;
+        } else {
+            kept.push(raw);
+            pairs.push((name.into_owned(), value.into_owned()));
+        }
+    }
+    if rewritten {
+        let path = parts.uri.path();
+        let target = if kept.is_empty() { path.to_owned() } else { format!("{path}?{}", kept.join("&")) };
+        parts.uri = Uri::try_from(target).map_err(|_| S3ErrorCode::InvalidURI)?;
+    }
+    Ok(pairs)
+}
+
+/// Refuses what would otherwise be silently ignored: the client would believe that it has been done.
+fn refuse_unknown_features(headers: &HeaderMap, op: Op) -> Result<(), S3Error> {
+    for name in headers.keys().map(HeaderName::as_str) {
+        let rdma = matches!(name, "x-amz-rdma-token" | "x-cuobj-rdma-descr") && op.has_rdma_path();
+        let refused = match name {
+            "x-amz-tagging"
+            | "x-amz-website-redirect-location"
+            | "x-amz-write-offset-bytes"
+            | "x-amz-rename-source" => true,
+            name => ["x-amz-copy-source", "x-amz-server-side-encryption", "x-amz-object-lock-", "x-amz-if-match-"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix)),
+        };
+        if refused || rdma {
+            let mut error = not_implemented(&format!("What the header {name} asks for"));
+            if rdma {
+                // Clients of S3 over RDMA fall back to the body at once when they are told so.
+                let reply = (HeaderName::from_static("x-amz-rdma-reply"), HeaderValue::from_static("501"));
+                error.set_headers([reply].into_iter().collect());
+            }
+            return Err(error);
+        }
+    }
+    if op.takes_metadata()
+        && let Some(class) = headers.get("x-amz-storage-class")
+        && class != "STANDARD"
+    {
+        return Err(error(S3ErrorCode::InvalidStorageClass, "The only storage class is STANDARD."));
+    }
+    Ok(())
+}
+
+fn is_aws_chunked(headers: &HeaderMap) -> Result<bool, S3Error> {
+    let encoded = headers
+        .get_all(header::CONTENT_ENCODING)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|coding| coding.trim().eq_ignore_ascii_case("aws-chunked"));
+    let Some(value) = headers.get("x-amz-content-sha256").and_then(|value| value.to_str().ok()) else {
+        return Ok(encoded);
+    };
+    match value.strip_prefix("STREAMING-") {
+        None => Ok(encoded),
+        Some(
+            "AWS4-HMAC-SHA256-PAYLOAD"
+            | "AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
+            | "UNSIGNED-PAYLOAD-TRAILER"
+            | "AWS4-ECDSA-P256-SHA256-PAYLOAD"
+            | "AWS4-ECDSA-P256-SHA256-PAYLOAD-TRAILER",
+        ) => Ok(true),
+        Some(_) => Err(s3_error!(InvalidArgument, "Unknown x-amz-content-sha256: {value}.")),
+    }
+}
+
+/// Bytes of content, where the client said.
+fn length(headers: &HeaderMap, aws_chunked: bool) -> Result<Option<u64>, S3Error> {
+    let number = |name: &str| -> Result<Option<u64>, S3Error> {
+        let Some(value) = headers.get(name) else { return Ok(None) };
+        match value.to_str().ok().and_then(|value| value.trim().parse().ok()) {
+            Some(number) => Ok(Some(number)),
+            None => Err(s3_error!(InvalidArgument, "{name} is not a number.")),
+        }
+    };
+    if !aws_chunked {
+        return number("content-length");
+    }
+    match number("x-amz-decoded-content-length")? {
+        Some(length) => Ok(Some(length)),
+        None => {
+            Err(error(S3ErrorCode::MissingContentLength, "An aws-chunked body needs x-amz-decoded-content-length."))
+        }
+    }
+}
+
+fn content_md5(headers: &HeaderMap) -> Result<Option<[u8; 16]>, S3Error> {
+    let Some(value) = headers.get("content-md5") else { return Ok(None) };
+    let bytes = BASE64_STANDARD.decode(value.as_bytes()).map_err(|_| S3ErrorCode::InvalidDigest)?;
+    Ok(Some(bytes.try_into().map_err(|_| S3ErrorCode::InvalidDigest)?))
+}
+
+impl Default for Checksum {
+    /// What S3 computes where the client asks for nothing.
+    fn default() -> Self {
+        Self { algorithm: Algorithm::Crc64Nvme, expected: Expected::Nothing }
+    }
+}
+
+/// The checksum that the headers name.
+fn checksum(headers: &HeaderMap, aws_chunked: bool) -> Result<Checksum, S3Error> {
+    let unknown = |name: &str| s3_error!(InvalidRequest, "Unknown checksum {name}.");
+    let mut found: Option<Checksum> = None;
+    let mut add = |checksum| match found.replace(checksum) {
+        None => Ok(()),
+        Some(_) => Err(error(S3ErrorCode::InvalidRequest, "Expecting a single x-amz-checksum- header or trailer.")),
+    };
+    for (name, value) in headers {
+        let name = name.as_str();
+        if !name.starts_with("x-amz-checksum-")
+            || matches!(name, "x-amz-checksum-algorithm" | "x-amz-checksum-mode" | "x-amz-checksum-type")
+        {
+            continue;
+        }
+        let algorithm = Algorithm::from_header(name).ok_or_else(|| unknown(name))?;
+        let value = value.to_str().ok().map(str::trim).filter(|value| algorithm.valid(value));
+        let value = value.ok_or_else(|| s3_error!(InvalidRequest, "Value for {name} header is invalid."))?;
+        add(Checksum { algorithm, expected: Expected::Value(value.to_owned()) })?;
+    }
+    for value in headers.get_all("x-amz-trailer") {
+        for name in value.to_str().unwrap_or_default().split(',').map(str::trim) {
+            if name.to_ascii_lowercase().starts_with("x-amz-checksum-") {
+                let algorithm = Algorithm::from_header(name).ok_or_else(|| unknown(name))?;
+                if !aws_chunked {
+                    return Err(error(S3ErrorCode::InvalidRequest, "A trailing checksum needs an aws-chunked body."));
+                }
+                add(Checksum { algorithm, expected: Expected::Trailer })?;
+            }
+        }
+    }
+    if let Some(found) = found {
+        return Ok(found);
+    }
+    match headers.get("x-amz-sdk-checksum-algorithm").or_else(|| headers.get("x-amz-checksum-algorithm")) {
+        None => Ok(Checksum::default()),
+        Some(name) => {
+            let name = name.to_str().unwrap_or_default();
+            let algorithm = Algorithm::from_name(name).ok_or_else(|| unknown(name))?;
+            Ok(Checksum { algorithm, expected: Expected::Nothing })
+        }
+    }
+}
+
+fn take_range(headers: &mut HeaderMap) -> Option<RangeSpec> {
+    let mut values = headers.get_all(header::RANGE).iter();
+    let range = match (values.next(), values.next()) {
+        (Some(value), None) => value.to_str().ok().and_then(RangeSpec::parse),
+        _ => None,
+    };
+    headers.remove(header::RANGE);
+    range
+}
+
+fn take_metadata(headers: &mut HeaderMap) -> Result<Metadata, S3Error> {
+    let names: Vec<_> = headers.keys().filter(|name| name.as_str().starts_with("x-amz-meta-")).cloned().collect();
+    let mut user = BTreeMap::new();
+    let mut bytes = 0;
+    for name in names {
+        let Some(value) = take_joined(headers, &name)? else { continue };
+        let name = &name.as_str()["x-amz-meta-".len()..];
+        if !name.is_empty() {
+            bytes += name.len() + value.len();
+            user.insert(name.to_owned(), value);
+        }
+    }
+    if bytes > MAX_USER_METADATA {
+        return Err(s3_error!(MetadataTooLarge, "User metadata of {bytes} bytes exceeds {MAX_USER_METADATA} bytes."));
+    }
+    let content_encoding = take_joined(headers, &header::CONTENT_ENCODING)?.map(|value| {
+        let aws_chunked = |coding: &str| coding.trim().eq_ignore_ascii_case("aws-chunked");
+        if !value.split(',').any(aws_chunked) {
+            return value;
+        }
+        value.split(',').filter(|coding| !aws_chunked(coding)).map(str::trim).collect::<Vec<_>>().join(",")
+    });
+    let filled = |value: Option<String>| value.filter(|value| !value.is_empty());
+    Ok(Metadata {
+        content_type: filled(take_joined(headers, &header::CONTENT_TYPE)?),
+        content_encoding: filled(content_encoding),
+        content_language: filled(take_joined(headers, &header::CONTENT_LANGUAGE)?),
+        content_disposition: filled(take_joined(headers, &header::CONTENT_DISPOSITION)?),
+        cache_control: filled(take_joined(headers, &header::CACHE_CONTROL)?),
+        expires: filled(take_joined(headers, &header::EXPIRES)?),
+        user,
+    })
+}
+
+/// Takes the values of a header as one, as HTTP allows (RFC 9110, section 5.3).
+fn take_joined(headers: &mut HeaderMap, name: &HeaderName) -> Result<Option<String>, S3Error> {
+    let mut all: Option<String> = None;
+    for value in headers.get_all(name) {
+        let value = str::from_utf8(value.as_bytes())
+            .map_err(|_| s3_error!(InvalidArgument, "The header {name} is not UTF-8."))?;
+        match &mut all {
+            None => all = Some(value.to_owned()),
+            Some(all) => {
+                all.push(',');
+                all.push_str(value);
+            }
+        }
+    }
+    headers.remove(name);
+    Ok(all)
+}
+
+/// The body of a request that has just come.
+pub(crate) fn payload(body: Incoming, metrics: &Arc<Metrics>) -> Arc<Payload> {
+    Arc::new(Payload::new(body, Arc::clone(metrics)))
+}
