@@ -161,11 +161,8 @@ impl Server {
             Err(error) => return Err(error).context("cannot wait for events"),
         }
         let readable = |i: usize| fds.get(i).is_some_and(|fd| !fd.revents().is_empty());
-        let ready = Ready {
-            signal: readable(0),
-            listener: readable(1),
-            client: self.connection.is_some() && readable(3),
-        };
+        let ready =
+            Ready { signal: readable(0), listener: readable(1), client: self.connection.is_some() && readable(3) };
         if readable(2) {
             let mut count = [0; 8];
             // Taken by nobody else; "would block" cannot happen and would not matter.

@@ -12,7 +12,10 @@ use ernic_emu::{
 use s3_proto::S3Service;
 use tcp_inband::{Endpoint, FrameSink, exec::Executor};
 
-use crate::{pcap::Pcap, tap::Tap};
+use crate::{
+    pcap::Pcap,
+    tap::{Tap, TapError},
+};
 
 /// Frames that one turn takes from the TAP.
 const TAP_BUDGET: usize = 64;
@@ -83,11 +86,18 @@ impl Wire {
         self.tap.as_ref().filter(|_| !self.tap_blocked)
     }
 
+    /// The interface was deleted: its descriptor would be readable, with an error, for ever.
+    fn lose_tap(&mut self, error: &TapError) {
+        tracing::error!(%error, "the server goes on without it");
+        self.tap = None;
+    }
+
     /// When the wire has to be polled at the latest, `now` being the time.
     #[must_use]
     pub fn deadline(&self, now: Duration) -> Option<Duration> {
         let endpoint = self.in_band.as_ref().and_then(|in_band| in_band.endpoint.poll_at());
-        let flush = self.pcap.as_ref().and_then(Pcap::flush_at).map(|at| now + at.saturating_duration_since(Instant::now()));
+        let flush =
+            self.pcap.as_ref().and_then(Pcap::flush_at).map(|at| now + at.saturating_duration_since(Instant::now()));
         [endpoint, flush].into_iter().flatten().min()
     }
 }
@@ -134,11 +144,15 @@ impl Link for Wire {
         {
             in_band.endpoint.ingress(self.now, frame.bytes);
         } else if let Some(tap) = &mut self.tap {
+            let mut gone = None;
             offload::materialize(frame, &mut self.segment, &mut |part| {
-                if let Err(error) = tap.write(part) {
-                    ernic_emu::warn_limited!(%error, "tap: frame lost");
+                if gone.is_none() {
+                    gone = tap.write(part).err();
                 }
             });
+            if let Some(error) = gone {
+                self.lose_tap(&error);
+            }
         }
     }
 
@@ -165,6 +179,7 @@ impl Link for Wire {
             let polled = endpoint.poll(now, &mut Tee { rx, pcap: self.pcap.as_mut() });
             more |= polled.more || !executor.is_idle();
         }
+        let mut gone = None;
         if let Some(tap) = &mut self.tap {
             for left in (0..TAP_BUDGET).rev() {
                 self.tap_blocked = rx.room() == 0;
@@ -182,11 +197,14 @@ impl Link for Wire {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        ernic_emu::warn_limited!(%error, "tap: cannot read");
+                        gone = Some(error);
                         break;
                     }
                 }
             }
+        }
+        if let Some(error) = gone {
+            self.lose_tap(&error);
         }
         if let Some(pcap) = &mut self.pcap {
             pcap.flush_if_due(Instant::now());
