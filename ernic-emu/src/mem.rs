@@ -637,19 +637,18 @@ impl GuestMemory {
     /// The mapping of the whole file behind `fd`, made now or shared with earlier maps; at least `end` bytes long.
     fn file_map(&self, fd: OwnedFd, write: bool, end: u64) -> Result<Arc<FileMap>, MapError> {
         let system = |call| move |errno| MapError::System { call, errno };
-        let access = rustix::fs::fcntl_getfl(&fd).map_err(system("fcntl(F_GETFL)"))? & OFlags::ACCMODE;
-        if access == OFlags::WRONLY || rustix::fs::fcntl_getfl(&fd).is_ok_and(|f| f.contains(OFlags::PATH)) {
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(system("fcntl(F_GETFL)"))?;
+        // The seal first, the size second: what fstat says then stays true.
+        let sealed = seal_against_shrinking(&fd);
+        let stat = rustix::fs::fstat(&fd).map_err(system("fstat"))?;
+        let access = flags & OFlags::ACCMODE;
+        let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !file || access == OFlags::WRONLY || flags.contains(OFlags::PATH) {
             return Err(MapError::NotAFile);
         }
         let writable = access == OFlags::RDWR;
         if write && !writable {
             return Err(MapError::ReadOnlyFile);
-        }
-        // The seal first, the size second: what fstat says then stays true.
-        let sealed = seal_against_shrinking(&fd);
-        let stat = rustix::fs::fstat(&fd).map_err(system("fstat"))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(MapError::NotAFile);
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if end > size {
@@ -824,3 +823,6 @@ fn guarded_copies_work() -> Result<(), Errno> {
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::PERM)),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,3 +24,6 @@ pub use device::{IrqAction, RegionInfo, VfioDevice};
 pub use irq::IrqTable;
 pub use listener::{BindError, Listener};
 pub use server::{Connection, DMA_TIMEOUT, Progress, Refusal};
+
+#[cfg(test)]
+mod tests;
