@@ -51,6 +51,10 @@ pub fn attach(mut console: UnixStream) -> Result<()> {
     let raw = Raw::enter()?;
     let is_terminal = raw.is_some();
     let mut keys = console.try_clone()?;
+    if is_terminal {
+        // For a prompt: the shell gave its first one before anybody was there.
+        keys.write_all(b"\r")?;
+    }
     // Not joined: it may be waiting for a key when the guest ends.
     std::thread::spawn(move || {
         let mut buffer = [0; 1024];

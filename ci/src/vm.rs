@@ -596,7 +596,11 @@ impl Lines {
             self.searched = self.buffer.len();
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("no answer in time; so far: {:?}", process::tail(&String::from_utf8_lossy(&self.buffer), 5));
+                let part = process::tail(&String::from_utf8_lossy(&self.buffer), 5);
+                if part.is_empty() {
+                    bail!("no answer in time");
+                }
+                bail!("no answer in time; so far: {part:?}");
             }
             self.stream.set_read_timeout(Some(left))?;
             let mut chunk = [0; 65536];

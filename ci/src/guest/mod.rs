@@ -364,9 +364,10 @@ fn add_modules(archive: &mut Archive, user: &Tree, kernel: &Tree, version: &str,
     Ok(())
 }
 
-fn own(path: &Path) -> Result<PathBuf> {
+/// A file that the user named with `option`.
+fn own(option: &str, path: &Path) -> Result<PathBuf> {
     if !path.is_file() {
-        bail!("{}: no such file", path.display());
+        bail!("--{option} {}: no such file", path.display());
     }
     Ok(std::path::absolute(path)?)
 }
@@ -376,9 +377,9 @@ fn own(path: &Path) -> Result<PathBuf> {
 /// # Errors
 /// When there is none; the message says what is missing and how to go on.
 pub fn acquire(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
-    let qemu = args.qemu.as_deref().map(own).transpose()?;
+    let qemu = args.qemu.as_deref().map(|path| own("qemu", path)).transpose()?;
     let boot = match (&args.kernel, &args.initrd) {
-        (Some(kernel), Some(initrd)) => Some((own(kernel)?, own(initrd)?)),
+        (Some(kernel), Some(initrd)) => Some((own("kernel", kernel)?, own("initrd", initrd)?)),
         _ => None,
     };
     if let (Some(qemu), Some((kernel, initrd))) = (&qemu, &boot) {
@@ -418,9 +419,11 @@ fn from_packages(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
     let save = |state: &State| -> Result<()> { Ok(fs::write(&state_path, serde_json::to_vec_pretty(state)?)?) };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
 
+    let mut fresh = false;
     if args.refresh || state.newest.is_none() || now.saturating_sub(state.looked_up) > DAY {
         match resolve(&apt) {
             Ok(set) => {
+                fresh = true;
                 state.newest = Some(set);
                 state.looked_up = now;
                 state.broken_image.clear();
@@ -428,24 +431,38 @@ fn from_packages(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
             }
             Err(error) if state.worked.is_some() => {
                 say!("cannot look for newer packages ({error:#}); going on with the last set that worked");
-                state.newest = state.worked.clone();
+                state.newest.clone_from(&state.worked);
             }
-            Err(error) => return Err(error.context(format!("cannot get the guest's packages. {GO_ON}"))),
+            Err(error) => bail!("cannot get the guest's packages: {error:#}\n{GO_ON}"),
         }
     }
-    let newest = state.newest.clone().context("no set of packages is known")?;
+    let mut newest = state.newest.clone().context("no set of packages is known")?;
     say!("packages: {}", newest.versions());
 
-    let tried = if newest.image_id() == state.broken_image {
-        Err(anyhow!("{}", state.broken_why))
-    } else {
-        make(&cache, &apt, &newest).and_then(|image| {
-            if image.id != state.worked_image {
-                vm::trial(&image, accel)?;
-            }
-            Ok(image)
-        })
+    let attempt = |set: &Set, state: &State| -> Result<Image> {
+        if set.image_id() == state.broken_image {
+            bail!("{}", state.broken_why);
+        }
+        let image = make(&cache, &apt, set)?;
+        if image.id != state.worked_image {
+            vm::trial(&image, accel)?;
+        }
+        Ok(image)
     };
+    let mut tried = attempt(&newest, &state);
+    if tried.is_err() && !fresh && state.worked.as_ref() != Some(&newest) {
+        // A mirror drops a package when a newer one comes: what was looked up earlier today may be gone.
+        if let Ok(set) = resolve(&apt)
+            && set != newest
+        {
+            say!("newer packages: {}", set.versions());
+            tried = attempt(&set, &state);
+            state.newest = Some(set.clone());
+            state.looked_up = now;
+            save(&state)?;
+            newest = set;
+        }
+    }
     match tried {
         Ok(image) => {
             if state.worked_image != image.id {

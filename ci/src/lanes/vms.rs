@@ -168,22 +168,24 @@ pub fn basic(bench: &Bench<'_>) -> Result<()> {
     rig.stop()
 }
 
-/// A download that the guest keeps repeating in the background, with its checksums in `/tmp/loop`.
+/// Traffic both ways that the guest keeps up in the background: `key` is fetched and stored again as `copy.bin`. The
+/// checksums of what came go to `/tmp/loop`.
 fn start_loop(rig: &mut Rig<'_>, key: &str) -> Result<()> {
     rig.ok(&format!(
-        "rm -f /tmp/loop /tmp/end; (until [ -e /tmp/end ]; do curl -sSf -m 100 {BUCKET}/{key} | sha256sum; done >/tmp/loop 2>&1; touch /tmp/ended) </dev/null >/dev/null 2>&1 &"
+        "rm -f /tmp/loop /tmp/end; (until [ -e /tmp/end ]; do curl -sSf -m 100 -o /tmp/down {BUCKET}/{key} && sha256sum </tmp/down && curl -sSf -m 100 -T /tmp/down {BUCKET}/copy.bin; done >/tmp/loop 2>&1; touch /tmp/ended) </dev/null >/dev/null 2>&1 &"
     ))?;
     Ok(())
 }
 
-/// Ends it: every round must have given the object.
+/// Ends it: every round must have given the object, and the copy must be the same.
 fn end_loop(rig: &mut Rig<'_>, key: &str) -> Result<()> {
     rig.ok("touch /tmp/end; until [ -e /tmp/ended ]; do sleep 0.1; done; rm /tmp/ended")?;
-    let sums = rig.ok("cat /tmp/loop")?;
+    let mut sums = rig.ok("cat /tmp/loop")?;
+    ensure!(!sums.trim().is_empty(), "the background traffic did not run");
+    sums.push_str(&rig.ok(&format!("curl -sSf -m 100 {BUCKET}/copy.bin | sha256sum"))?);
     let sum = rig.objects.iter().find(|(k, _)| *k == key).map(|(_, s)| s.clone()).context("an object of the lane")?;
-    ensure!(!sums.trim().is_empty(), "the background download did not run");
     for line in sums.lines() {
-        ensure!(line.trim() == sum, "the background download got {line} instead of {sum}");
+        ensure!(line.trim() == sum, "the background traffic gave {line} instead of {sum}");
     }
     Ok(())
 }
@@ -396,8 +398,9 @@ pub fn pcap(bench: &Bench<'_>) -> Result<()> {
     };
     demo::run(&args, parts, "vm-pcap", false, &mut std::io::sink())?;
     let mut command = user.command("usr/bin/tcpdump", "tcpdump");
-    // -vv checks the checksums of IP, ICMP, UDP and TCP.
-    command.args(["-n", "-vv", "-r"]).arg(&file);
+    // -vv checks the checksums of IP, ICMP, UDP and TCP. Started by root, tcpdump would become a user of its own that only
+    // an installed package makes.
+    command.args(["-n", "-vv", "-Z", "root", "-r"]).arg(&file);
     let log = vm::log_folder("vm-pcap")?.join("tcpdump.err");
     let mut child = process::end_with_parent(&mut command)
         .stdin(Stdio::null())
