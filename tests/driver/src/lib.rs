@@ -11,6 +11,7 @@
 pub mod bus;
 pub mod check;
 pub mod error;
+pub mod http;
 pub mod in_process;
 pub mod ionic;
 pub mod net;

@@ -294,8 +294,9 @@ impl TxRing {
         let mut nsge = 0u8;
         for (addr, n) in pieces {
             // The stock driver linearizes such a packet; here it is the caller's mistake.
-            let elem =
-                sg.get_mut(usize::from(nsge)).ok_or_else(|| DriverError::Violation("frame of too many pieces".into()))?;
+            let elem = sg
+                .get_mut(usize::from(nsge))
+                .ok_or_else(|| DriverError::Violation("frame of too many pieces".into()))?;
             (elem.addr, elem.len) = (addr.into(), length(n));
             nsge += 1;
         }
