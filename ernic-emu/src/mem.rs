@@ -32,12 +32,16 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{FileType, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use lock::{ReadGuard, ReadMostly, WriteGuard};
+
+mod lock;
 
 /// Most maps at a time: what the transport announces as `max_dma_maps` (QEMU's and Linux VFIO's default, 65,535).
 pub const MAX_MAPS: usize = 65_535;
@@ -191,7 +195,7 @@ pub struct GuestMemory(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    table: RwLock<Table>,
+    table: ReadMostly<Table>,
     /// Files by (device, inode): every map of one file shares one mapping.
     files: Mutex<HashMap<(u64, u64), Weak<FileMap>>>,
     /// The cost of files that cannot be sealed was already logged.
@@ -285,6 +289,7 @@ impl Table {
     }
 
     /// The map that holds the byte at `iova`.
+    #[inline]
     fn find(&self, iova: u64) -> Option<&Map> {
         let hint = self.hint.load(Ordering::Relaxed);
         if let Some(map) = self.maps.get(hint)
@@ -292,6 +297,10 @@ impl Table {
         {
             return Some(map);
         }
+        self.search(iova)
+    }
+
+    fn search(&self, iova: u64) -> Option<&Map> {
         let index = self.index_at_or_below(iova);
         let map = self.maps.get(index).filter(|m| iova <= m.last)?;
         self.hint.store(index, Ordering::Relaxed);
@@ -299,6 +308,7 @@ impl Table {
     }
 
     /// The one map that holds `len` bytes (not 0) at `iova` and allows `want`, if it is that simple.
+    #[inline]
     fn whole(&self, iova: u64, len: usize, want: Prot) -> Option<&Map> {
         let last = iova.checked_add(u64::try_from(len).ok()?.checked_sub(1)?)?;
         self.find(iova).filter(|m| last <= m.last && m.prot.contains(want))
@@ -345,13 +355,13 @@ impl GuestMemory {
         Self::default()
     }
 
-    fn table(&self) -> RwLockReadGuard<'_, Table> {
-        // A panic while the lock is held cannot leave the table half changed (single push/insert/drain), so poison means nothing.
-        self.0.table.read().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    fn table(&self) -> ReadGuard<'_, Table> {
+        self.0.table.read()
     }
 
-    fn table_mut(&self) -> RwLockWriteGuard<'_, Table> {
-        self.0.table.write().unwrap_or_else(PoisonError::into_inner)
+    fn table_mut(&self) -> WriteGuard<'_, Table> {
+        self.0.table.write()
     }
 
     /// Maps `len` bytes of `fd` from `offset` at guest address `iova`. The descriptor is not needed afterwards.
@@ -455,6 +465,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// See [`DmaError`]; what `buf` holds then is unspecified.
+    #[inline]
     pub fn read(&self, iova: u64, buf: &mut [u8]) -> Result<(), DmaError> {
         let len = buf.len();
         if len == 0 {
@@ -473,7 +484,7 @@ impl GuestMemory {
     }
 
     #[cold]
-    fn read_runs(&self, table: RwLockReadGuard<'_, Table>, iova: u64, buf: &mut [u8]) -> Result<(), DmaError> {
+    fn read_runs(&self, table: ReadGuard<'_, Table>, iova: u64, buf: &mut [u8]) -> Result<(), DmaError> {
         table.check(iova, buf.len(), Prot::READ)?;
         let mut deferred: Vec<Deferred> = Vec::new();
         for run in table.runs(iova, buf.len(), Prot::READ) {
@@ -525,7 +536,7 @@ impl GuestMemory {
     }
 
     #[cold]
-    fn write_runs(&self, table: RwLockReadGuard<'_, Table>, iova: u64, buf: &[u8]) -> Result<(), DmaError> {
+    fn write_runs(&self, table: ReadGuard<'_, Table>, iova: u64, buf: &[u8]) -> Result<(), DmaError> {
         table.check(iova, buf.len(), Prot::WRITE)?;
         let mut deferred: Vec<Deferred> = Vec::new();
         for run in table.runs(iova, buf.len(), Prot::WRITE) {
@@ -559,6 +570,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// As [`GuestMemory::read`].
+    #[inline]
     pub fn read_plain<T: FromBytes>(&self, iova: u64) -> Result<T, DmaError> {
         let mut value = MaybeUninit::<T>::zeroed();
         // SAFETY: all bytes of `value`, padding included, are initialised (zeroed), and it is borrowed for this call only.
@@ -719,37 +731,30 @@ fn seal_against_shrinking(fd: &impl AsFd) -> bool {
     sealed() || (rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK).is_ok() && sealed())
 }
 
-/// Longest copy that is done word by word rather than by `memcpy`. Descriptors and completions are at most this long.
-const SMALL: usize = 64;
-
-/// Copies guest memory to ours. The bytes may change meanwhile; each is fetched once.
+/// Copies guest memory to ours. The bytes may change meanwhile; an aligned word of 8 bytes is fetched as a whole.
 ///
 /// # Safety
 /// `len` bytes at `src` are mapped and backed; `len` bytes at `dst` are ours to write.
 #[inline]
 unsafe fn copy_in(src: *const u8, dst: *mut u8, len: usize) {
-    if len <= SMALL && len.is_multiple_of(8) && src.addr().is_multiple_of(8) {
-        for i in (0..len).step_by(8) {
-            // SAFETY: the caller vouches for `len` bytes, of which `i..i + 8` are part; `src` is aligned, `dst` need not be.
-            unsafe { dst.add(i).cast::<u64>().write_unaligned(src.add(i).cast::<u64>().read_volatile()) };
-        }
+    if len == 8 && src.addr().is_multiple_of(8) {
+        // SAFETY: the caller vouches for 8 bytes; `src` is aligned, `dst` need not be.
+        unsafe { dst.cast::<u64>().write_unaligned(src.cast::<u64>().read_volatile()) };
     } else {
         // SAFETY: the caller's promise.
         unsafe { bulk_copy(src, dst, len) };
     }
 }
 
-/// Copies our memory to the guest's.
+/// Copies our memory to the guest's; an aligned word of 8 bytes is stored as a whole.
 ///
 /// # Safety
 /// `len` bytes at `src` are ours to read; `len` bytes at `dst` are mapped writable and backed.
 #[inline]
 unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
-    if len <= SMALL && len.is_multiple_of(8) && dst.addr().is_multiple_of(8) {
-        for i in (0..len).step_by(8) {
-            // SAFETY: as in `copy_in`, with the sides exchanged.
-            unsafe { dst.add(i).cast::<u64>().write_volatile(src.add(i).cast::<u64>().read_unaligned()) };
-        }
+    if len == 8 && dst.addr().is_multiple_of(8) {
+        // SAFETY: the caller vouches for 8 bytes; `dst` is aligned, `src` need not be.
+        unsafe { dst.cast::<u64>().write_volatile(src.cast::<u64>().read_unaligned()) };
     } else {
         // SAFETY: the caller's promise.
         unsafe { bulk_copy(src, dst, len) };
