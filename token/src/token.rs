@@ -7,7 +7,7 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-use crate::Malformed;
+use crate::{Malformed, Window, descriptor::bytes};
 
 /// How the client's queue pair is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,6 +70,12 @@ impl Token {
         Self { transport: Transport::Rc, qpn, gid, rkey: 0, address: 0, length: 0, port: 0, lid }
     }
 
+    /// The memory that is meant.
+    #[must_use]
+    pub fn window(&self) -> Window {
+        Window { address: self.address, length: self.length }
+    }
+
     /// Reads the bytes of a token. Errors: [`Malformed::Transport`]; every other value is a token.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, Malformed> {
         let wire: Wire = zerocopy::transmute!(*bytes);
@@ -110,12 +116,7 @@ impl Token {
 
     /// Reads exactly 88 hex digits of either case.
     pub(crate) fn from_digits(digits: &[u8]) -> Result<Self, Malformed> {
-        if digits.len() != Self::DIGITS {
-            return Err(Malformed::Width { field: 1, digits: digits.len() });
-        }
-        let mut bytes = [0; Self::BYTES];
-        hex::decode_to_slice(digits, &mut bytes).map_err(|_| Malformed::Digit { field: 1 })?;
-        Self::from_bytes(&bytes)
+        Self::from_bytes(&bytes(1, digits)?)
     }
 }
 

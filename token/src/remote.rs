@@ -1,0 +1,110 @@
+//! The seam between who holds the bytes and who wants them.
+
+use async_trait::async_trait;
+
+use crate::{TokenHeader, Window};
+
+/// Most bytes that a caller moves at a time, 256 KiB: an emulated NIC copies them within one turn of its event loop, and a
+/// register access of the guest waits for it that long.
+pub const CHUNK: usize = 256 * 1024;
+
+/// What is done to the client's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RemoteAccess {
+    /// It is read: PutObject and UploadPart. Needs the right of remote reads.
+    Read,
+    /// It is written: GetObject. Needs the right of remote writes.
+    Write,
+}
+
+/// Why a client's memory was not reached.
+///
+/// All but [`Transport`](Self::Transport) and [`Unsupported`](Self::Unsupported) are mistakes of the client's. Names, with their
+/// values, are for logs: what the client is told is in the wire document, section 4, rules 10 to 12.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteError {
+    /// No memory is registered under the key.
+    #[error("unknown rkey {0:#x}")]
+    UnknownKey(u32),
+    /// The key is reserved: 0 names raw bus addresses, for the driver's own use (rule 12).
+    #[error("rkey 0 is reserved")]
+    ReservedKey,
+    /// The window begins outside of the registration, or a transfer leaves the window.
+    #[error("{} bytes at {:#x} are out of bounds", .0.length, .0.address)]
+    Bounds(Window),
+    /// The registration does not allow it.
+    #[error("the registration does not allow a remote {}", match .0 { RemoteAccess::Read => "read", RemoteAccess::Write => "write" })]
+    Access(RemoteAccess),
+    /// The key was valid once, or when the window was opened, and is no more.
+    #[error("rkey {0:#x} is no longer valid")]
+    Stale(u32),
+    /// The transfer failed on its way: memory behind the registration is gone, a queue pair broke.
+    #[error("transfer failed: {0}")]
+    Transport(String),
+    /// Tokens of this kind cannot be served here, whatever they name.
+    #[error("{0} are not supported")]
+    Unsupported(String),
+}
+
+impl RemoteError {
+    /// The kind of failure in one word, for metrics.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::UnknownKey(_) => "unknown_key",
+            Self::ReservedKey => "reserved_key",
+            Self::Bounds(_) => "bounds",
+            Self::Access(_) => "access",
+            Self::Stale(_) => "stale",
+            Self::Transport(_) => "transport",
+            Self::Unsupported(_) => "unsupported",
+        }
+    }
+}
+
+/// Memory of clients, named by their tokens.
+#[async_trait]
+pub trait RemoteMemory: Send + Sync {
+    /// Looks up what a token names, and moves nothing. Errors, in this order:
+    ///
+    /// - [`RemoteError::Unsupported`], by the token's family or transport;
+    /// - [`RemoteError::ReservedKey`], [`RemoteError::UnknownKey`], [`RemoteError::Stale`], by its key;
+    /// - [`RemoteError::Access`], if the registration lacks the right;
+    /// - [`RemoteError::Bounds`], if [`TokenHeader::window`] is not empty and begins outside of the registration.
+    ///
+    /// [`RemoteError::Transport`] comes at any point, where a connection is to be made.
+    async fn open(&self, header: &TokenHeader, access: RemoteAccess) -> Result<Box<dyn RemoteWindow>, RemoteError>;
+}
+
+/// A range of a client's memory that is open for reading or for writing.
+///
+/// A transfer does all or fails. One that failed may have moved some bytes, and which they were is unknown; the window is then
+/// of no more use and fails with the same error. Callers move at most [`CHUNK`] bytes at a time and give their event loop a
+/// turn in between: an implementation may copy without giving the thread back.
+///
+/// When a transfer has completed, its bytes are where they belong: a client that hears of it later finds them there. When its
+/// future is dropped before, neither the caller's buffer nor the client's memory is touched any more once the drop returns.
+#[async_trait]
+pub trait RemoteWindow: Send + Sync {
+    /// Bytes: those of [`TokenHeader::window`], cut off where the registration ends ([`Window::clip`]; wire document, section
+    /// 4, rule 1). Where the registration's extent is not known, as behind real hardware, nothing is cut off and a transfer
+    /// beyond it fails.
+    fn len(&self) -> u64;
+
+    /// Whether there is not one byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads all of `into` from `offset` bytes behind the window's start on.
+    ///
+    /// Errors: [`RemoteError::Bounds`] if that leaves the window, and nothing is moved; [`RemoteError::Access`] if the window was
+    /// opened for writing; [`RemoteError::Stale`] if the registration was given up or changed since;
+    /// [`RemoteError::Transport`]. After an error the content of `into` is arbitrary.
+    async fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), RemoteError>;
+
+    /// Writes all of `from` to `offset` bytes behind the window's start and on. Errors as of [`RemoteWindow::read`], with the
+    /// accesses exchanged. After an error these `from.len()` bytes of the window are arbitrary, and no other byte is touched.
+    async fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), RemoteError>;
+}
