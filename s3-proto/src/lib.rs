@@ -45,7 +45,7 @@ use std::{
 };
 
 use ernic_store::Store;
-use http::{Method, Request};
+use http::{HeaderValue, Method, Request};
 use hyper::{
     body::Incoming,
     rt::{Read, Write},
@@ -99,6 +99,8 @@ pub struct S3Service {
 struct Inner {
     s3s: s3s::service::S3Service,
     config: S3Config,
+    /// The `server` header.
+    server: Option<HeaderValue>,
     metrics: Arc<Metrics>,
     /// Request ids: a random start and a count.
     boot: u64,
@@ -120,6 +122,7 @@ impl S3Service {
         let operations = Operations::new(store, config.clone());
         let inner = Inner {
             s3s: S3ServiceBuilder::new(operations).build(),
+            server: HeaderValue::from_str(&config.server).ok(),
             config,
             metrics: Arc::default(),
             boot: RandomState::new().build_hasher().finish(),
@@ -179,7 +182,7 @@ impl Inner {
 
         let answer = self.run(parts, &payload, &turn).await;
 
-        let mut response = response::finish(answer, &method, uri.path(), &id, &self.config.server, &self.metrics);
+        let mut response = response::finish(answer, &method, uri.path(), id, self.server.as_ref(), &self.metrics);
         // A body that nobody reads would be taken for the next request. Polling it would ask a client that expects
         // 100-continue to send it.
         let settled = if expects { payload.ended() } else { payload.settle(&turn).await };
@@ -187,7 +190,7 @@ impl Inner {
             response::close(&mut response);
         }
         self.metrics.answer(response.status());
-        tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), id, "s3");
+        tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), id = %format_args!("{id:016X}"), "s3");
         response
     }
 
@@ -215,8 +218,7 @@ impl Inner {
         Ok(response)
     }
 
-    fn next_id(&self) -> String {
-        let count = self.requests.fetch_add(1, Relaxed);
-        format!("{:016X}", self.boot.wrapping_add(count))
+    fn next_id(&self) -> u64 {
+        self.boot.wrapping_add(self.requests.fetch_add(1, Relaxed))
     }
 }

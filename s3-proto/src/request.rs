@@ -159,20 +159,22 @@ pub(crate) async fn document(prepared: &Prepared) -> Result<Bytes, S3Error> {
     let context = &prepared.context;
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
-    let mut digests = Digests::new(context.checksum.algorithm);
+    let verified = prepared.verify_document && context.checksum.expected != Expected::Nothing;
+    let mut digests = (verified || context.content_md5.is_some()).then(|| Digests::new(context.checksum.algorithm));
     while let Some(piece) = context.payload.next().await? {
         if (first.len() + more.len() + piece.len()) as u64 > MAX_DOCUMENT {
             return Err(S3ErrorCode::MaxMessageLengthExceeded.into());
         }
-        digests.update(&piece);
+        if let Some(digests) = &mut digests {
+            digests.update(&piece);
+        }
         if first.is_empty() {
             first = piece;
         } else {
             more.extend_from_slice(&piece);
         }
     }
-    let digested = digests.finish();
-    if prepared.verify_document || context.content_md5.is_some() {
+    if let Some(digested) = digests.map(Digests::finish) {
         context.verify(digested.md5, &digested.sum)?;
     }
     Ok(if more.is_empty() { first } else { [first, more.freeze()].concat().into() })

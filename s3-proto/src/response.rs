@@ -59,8 +59,8 @@ pub(crate) fn finish(
     answer: Result<HttpResponse, S3Error>,
     method: &Method,
     resource: &str,
-    id: &str,
-    server: &str,
+    id: u64,
+    server: Option<&HeaderValue>,
     metrics: &Arc<Metrics>,
 ) -> Response {
     let internal = || {
@@ -74,6 +74,7 @@ pub(crate) fn finish(
     });
     let (mut parts, mut body) = response.into_parts();
     let headers = &mut parts.headers;
+    let id = format!("{id:016X}");
     if parts.status == StatusCode::NOT_MODIFIED || method == Method::HEAD {
         if !parts.status.is_success() {
             headers.remove(header::CONTENT_TYPE);
@@ -81,17 +82,18 @@ pub(crate) fn finish(
         body = Body::empty();
     } else if parts.status.is_client_error() || parts.status.is_server_error() {
         let document = body.bytes().unwrap_or_default();
-        body = Body::from(error::complete(&document, resource, id));
+        body = Body::from(error::complete(&document, resource, &id));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
     } else if let Some(document) = body.bytes()
         && let Some(escaped) = escape_controls(&document)
     {
         body = Body::from(escaped);
     }
-    for (name, value) in [("x-amz-request-id", id), ("server", server)] {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            headers.insert(name, value);
-        }
+    if let Some(server) = server {
+        headers.insert(header::SERVER, server.clone());
+    }
+    if let Ok(id) = HeaderValue::try_from(id) {
+        headers.insert("x-amz-request-id", id);
     }
     http::Response::from_parts(parts, ResponseBody { body, metrics: Arc::clone(metrics) })
 }

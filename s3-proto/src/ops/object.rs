@@ -321,10 +321,10 @@ impl Stream for Content {
     type Item = Result<Bytes, s3s::StdError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
         while self.piece.is_empty() {
-            if self.left == 0 {
-                return Poll::Ready(None);
-            }
             match ready!(self.pieces.as_mut().poll_next(cx)) {
                 Some(Ok(piece)) => self.piece = piece,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
@@ -342,5 +342,52 @@ impl Stream for Content {
 impl ByteStream for Content {
     fn remaining_length(&self) -> RemainingLength {
         usize::try_from(self.left).map_or_else(|_| RemainingLength::unknown(), RemainingLength::new_exact)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{pin::pin, task::Waker};
+
+    use ernic_store::StoreError;
+
+    use super::*;
+
+    fn content(pieces: Vec<Result<Bytes, StoreError>>, left: u64) -> Content {
+        Content { pieces: Box::pin(futures_util::stream::iter(pieces)), piece: Bytes::new(), left }
+    }
+
+    /// The lengths of the pieces, and what ended them.
+    fn drain(content: Content) -> (Vec<usize>, Option<String>) {
+        let mut content = pin!(content);
+        let mut lengths = Vec::new();
+        loop {
+            match content.as_mut().poll_next(&mut TaskContext::from_waker(Waker::noop())) {
+                Poll::Ready(Some(Ok(piece))) => lengths.push(piece.len()),
+                Poll::Ready(Some(Err(error))) => return (lengths, Some(error.to_string())),
+                Poll::Ready(None) => return (lengths, None),
+                Poll::Pending => panic!("nothing to wait for"),
+            }
+        }
+    }
+
+    #[test]
+    fn content_is_cut_into_slices() {
+        let mib = Bytes::from(vec![7; 1024 * 1024]);
+        let whole = content(vec![Ok(mib.clone()), Ok(Bytes::new()), Ok(mib.slice(..1000))], 1024 * 1024 + 1000);
+        assert_eq!(whole.remaining_length().exact(), Some(1024 * 1024 + 1000));
+        assert_eq!(drain(whole), ([vec![SLICE; 8], vec![1000]].concat(), None));
+        // A store that gives too much does not break the answer's framing.
+        assert_eq!(drain(content(vec![Ok(mib)], 5)), (vec![5], None));
+    }
+
+    #[test]
+    fn content_that_ends_early_is_an_error() {
+        let piece = Bytes::from_static(b"abc");
+        let (lengths, error) = drain(content(vec![Ok(piece.clone())], 4));
+        assert_eq!((lengths, error.unwrap().as_str()), (vec![3], "the store gave 1 bytes too few"));
+        let failed = Err(StoreError::Internal("disk gone".into()));
+        let (lengths, error) = drain(content(vec![Ok(piece), failed], 4));
+        assert_eq!((lengths, error.unwrap().as_str()), (vec![3], "store failure: disk gone"));
     }
 }
