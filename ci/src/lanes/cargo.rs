@@ -81,7 +81,8 @@ fn artifact(line: &[u8], programs: &mut Programs) {
 pub fn build() -> Result<Programs> {
     let start = Instant::now();
     let mut command = crate::cargo();
-    command.args(["test", "--workspace", "--no-run", "--no-fail-fast", "--message-format=json-render-diagnostics"]);
+    // `cargo test --no-run` builds the same, but stops at the first target that does not build, and builds examples too.
+    command.args(["build", "--workspace", "--tests", "--keep-going", "--message-format=json-render-diagnostics"]);
     let output = process::end_with_parent(&mut command)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
