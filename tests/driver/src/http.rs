@@ -279,7 +279,9 @@ mod tests {
 
     #[test]
     fn answers_split_anywhere() {
-        let cases: [(&[u8], u16, &[u8], usize, bool); 6] = [
+        /// Text, status, body, bytes left over, answer to HEAD.
+        type Case = (&'static [u8], u16, &'static [u8], usize, bool);
+        let cases: [Case; 6] = [
             (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloHTTP/1.1", 200, b"hello", 8, false),
             (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n", 201, b"", 0, false),
             (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\na: b\r\n\r\n", 200, b"abc0123456789", 0, false),

@@ -545,6 +545,7 @@ impl<B: Bus> Ionic<B> {
     /// # Errors
     /// What the stock driver's probe would fail with.
     pub fn probe(&mut self) -> Result<(), DriverError> {
+        self.forget_lif();
         self.find_capabilities()?;
         self.set_command(PCI_COMMAND_MEMORY, 0)?;
         self.setup(true)?;

@@ -119,6 +119,12 @@ impl VfioUser {
         self.map_ram()
     }
 
+    /// How memory is mapped.
+    #[must_use]
+    pub fn maps(&self) -> Maps {
+        self.maps
+    }
+
     /// Takes the guest's memory away.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Frames, made by etherparse: an author of its own for headers and checksums.
 
-use etherparse::{Ipv4Dscp, PacketBuilder, SingleVlanHeader, TcpHeader};
+use etherparse::{PacketBuilder, SingleVlanHeader, TcpHeader};
 
 /// Bytes that differ from their neighbours at every distance that matters.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
@@ -20,13 +20,7 @@ pub fn udp(src: [u8; 6], dst: [u8; 6], payload: &[u8]) -> Vec<u8> {
     udp_flow(src, dst, ([10, 0, 0, 1], 1000), ([10, 0, 0, 2], 2000), payload)
 }
 
-pub fn udp_flow(
-    src: [u8; 6],
-    dst: [u8; 6],
-    from: ([u8; 4], u16),
-    to: ([u8; 4], u16),
-    payload: &[u8],
-) -> Vec<u8> {
+pub fn udp_flow(src: [u8; 6], dst: [u8; 6], from: ([u8; 4], u16), to: ([u8; 4], u16), payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
     PacketBuilder::ethernet2(src, dst).ipv4(from.0, to.0, 64).udp(from.1, to.1).write(&mut frame, payload).unwrap();
     frame
@@ -72,7 +66,9 @@ impl Tcp {
         (header.ack, header.fin, header.psh, header.cwr) = (true, self.fin, self.psh, self.cwr);
         if self.options {
             let time = etherparse::TcpOptionElement::Timestamp(1, 2);
-            header.set_options(&[etherparse::TcpOptionElement::Noop, etherparse::TcpOptionElement::Noop, time]).unwrap();
+            header
+                .set_options(&[etherparse::TcpOptionElement::Noop, etherparse::TcpOptionElement::Noop, time])
+                .unwrap();
         }
         let mut frame = Vec::new();
         let link = PacketBuilder::ethernet2(src, dst);
@@ -87,9 +83,9 @@ impl Tcp {
                 etherparse::Ipv6Extensions::default(),
             )
         } else {
-            let mut v4 = etherparse::Ipv4Header::new(0, 64, etherparse::IpNumber::TCP, [10, 0, 0, 1], [10, 0, 0, 2]).unwrap();
+            let mut v4 =
+                etherparse::Ipv4Header::new(0, 64, etherparse::IpNumber::TCP, [10, 0, 0, 1], [10, 0, 0, 2]).unwrap();
             v4.identification = self.id;
-            v4.dscp = Ipv4Dscp::ZERO;
             etherparse::IpHeaders::Ipv4(v4, etherparse::Ipv4Extensions::default())
         };
         let builder = match self.tag {

@@ -1,6 +1,8 @@
 //! What both lanes share: a device on either bus with a wire that tests hold both ends of, and the suites.
 #![allow(
     dead_code,
+    unused_imports,
+    clippy::crate_in_macro_def,
     missing_docs,
     missing_debug_implementations,
     clippy::cast_possible_truncation,
@@ -156,9 +158,27 @@ pub trait TestBus: Bus + Sized + 'static {
     }
 }
 
+/// Any link.
+pub struct AnyLink(Box<dyn Link>);
+
+impl Link for AnyLink {
+    fn transmit(&mut self, frame: &mut TxFrame<'_>) {
+        self.0.transmit(frame);
+    }
+    fn poll(&mut self, now: Duration, rx: &mut dyn RxSink) -> LinkPoll {
+        self.0.poll(now, rx)
+    }
+    fn set_mtu(&mut self, mtu: u32) {
+        self.0.set_mtu(mtu);
+    }
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+}
+
 /// The device in this thread.
 pub struct Direct {
-    inner: InProcess<Box<dyn Link>>,
+    inner: InProcess<AnyLink>,
     wire: TestLink,
 }
 
@@ -204,8 +224,7 @@ impl TestBus for Direct {
         link: impl FnOnce() -> L + Send + 'static,
     ) -> Self {
         let ram = GuestRam::new(RAM, IOVA).unwrap();
-        let link: Box<dyn Link> = Box::new(link());
-        Self { inner: InProcess::new(config, link, ram).unwrap(), wire }
+        Self { inner: InProcess::new(config, AnyLink(Box::new(link())), ram).unwrap(), wire }
     }
 
     fn wire(&self) -> TestLink {
@@ -274,6 +293,8 @@ impl Got {
 
 /// Puts frames on the wire, waits until the device has taken them all, and returns what the driver got.
 pub fn inject<T: TestBus>(nic: &mut Ionic<T>, frames: impl IntoIterator<Item = Vec<u8>>) -> Vec<Got> {
+    // Register writes may still be on their way, and frames would overtake them.
+    nic.bus.settle();
     nic.bus.wire().lock().inbound.extend(frames);
     receive(nic)
 }

@@ -45,13 +45,16 @@ impl Server {
         self.dir.path().join("nic")
     }
 
-    /// Runs `f` when the device has nothing left to do.
-    pub fn run<R: Send + 'static>(&self, f: impl FnOnce(&mut Device, &mut Duration) -> R + Send + 'static) -> R {
+    /// Has `f` run when the device has nothing left to do; its result comes through the channel.
+    fn run<R: Send + 'static>(&self, f: impl FnOnce(&mut Device, &mut Duration) -> R + Send + 'static) -> Receiver<R> {
         let (answer, result) = channel();
-        let job: Job = Box::new(move |device, skew| answer.send(f(device, skew)).unwrap());
+        let job: Job = Box::new(move |device, skew| {
+            // Whoever asked may have given up.
+            let _ = answer.send(f(device, skew));
+        });
         self.jobs.as_ref().unwrap().send(job).unwrap();
         rustix::io::write(&*self.wake, &1u64.to_ne_bytes()).unwrap();
-        result.recv_timeout(super::LONG).expect("the server's thread is gone or hangs")
+        result
     }
 }
 
@@ -84,21 +87,27 @@ fn serve<L: Link>(
         let now = origin.elapsed() + skew;
         // A link with timers is looked at every millisecond; it says nothing of them itself.
         let idle = Duration::from_millis(1);
-        let limit = if turn.more { Duration::ZERO } else { turn.deadline.map_or(idle, |at| at.saturating_sub(now).min(idle)) };
+        let limit =
+            if turn.more { Duration::ZERO } else { turn.deadline.map_or(idle, |at| at.saturating_sub(now).min(idle)) };
         let limit = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
         let mut fds = vec![PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
         fds.extend(connection.as_ref().map(|c| PollFd::from_borrowed_fd(c.fd(), c.poll_events())));
         let _ = poll(&mut fds, Some(&limit));
         let readable = |i: usize| fds.get(i).is_some_and(|fd| !fd.revents().is_empty());
-        let (accept, woken, client) = (readable(0), readable(1), readable(2));
+        let (accept, woken) = (readable(0), readable(1));
         if accept && let Ok(Some(new)) = listener.accept() {
+            // The old client is gone, or is sent away.
+            if let Some(mut old) = connection.take() {
+                old.close(&mut device, &mem);
+            }
             connection = Some(new);
         }
         if woken {
             let _ = rustix::io::read(wake, &mut [0; 8]);
         }
         let mut behind = false;
-        if client && let Some(open) = &mut connection {
+        // Also when nothing is to be read: messages may have come while the device waited for a DMA message of its own.
+        if let Some(open) = &mut connection {
             match open.process(&mut device, &mem, 256) {
                 Ok(progress) => behind = progress.more,
                 Err(_) => connection = None,
@@ -135,6 +144,24 @@ pub struct SocketBus {
 }
 
 impl SocketBus {
+    /// Runs `f` in the device's thread and waits for it, answering the device's DMA messages meanwhile.
+    fn job<R: Send + 'static>(&mut self, f: impl FnOnce(&mut Device, &mut Duration) -> R + Send + 'static) -> R {
+        self.inner.flush().unwrap();
+        let result = self.server.run(f);
+        let end = Instant::now() + super::LONG;
+        loop {
+            let by_message = self.inner.maps() == Maps::Messages;
+            let patience = if by_message { Duration::ZERO } else { super::LONG };
+            match result.recv_timeout(patience) {
+                Ok(result) => return result,
+                Err(_) if by_message && Instant::now() < end => {
+                    self.inner.client.serve(Duration::from_micros(200)).unwrap();
+                }
+                Err(error) => panic!("the server's thread is gone or hangs: {error}"),
+            }
+        }
+    }
+
     /// As [`TestBus::make`], with another way to map memory and to write.
     pub fn shaped(config: DeviceConfig, maps: Maps, writes: Writes) -> Self {
         let wire = TestLink::default();
@@ -207,8 +234,7 @@ impl TestBus for SocketBus {
     }
 
     fn with_device<R: Send + 'static>(&mut self, f: impl FnOnce(&mut Device) -> R + Send + 'static) -> R {
-        self.inner.flush().unwrap();
-        self.server.run(move |device, _| f(device))
+        self.job(move |device, _| f(device))
     }
 
     fn settle(&mut self) {
@@ -216,8 +242,7 @@ impl TestBus for SocketBus {
     }
 
     fn pass(&mut self, time: Duration) {
-        self.inner.flush().unwrap();
-        self.server.run(move |_, skew| *skew += time);
+        self.job(move |_, skew| *skew += time);
         // The device has had a turn since; whoever waited for the job sees its effect after this.
         self.settle();
     }
@@ -228,5 +253,16 @@ impl TestBus for SocketBus {
 
     fn map_ram(&mut self) {
         self.inner.map_ram().unwrap();
+    }
+}
+
+impl SocketBus {
+    /// Closes the connection as a virtual machine that is killed, and connects again.
+    pub fn reconnect(self) -> Self {
+        let Self { inner, server, wire } = self;
+        drop(inner);
+        let ram = GuestRam::new(RAM, IOVA).unwrap();
+        let inner = VfioUser::connect(server.path(), ram).unwrap();
+        Self { inner, server, wire }
     }
 }
