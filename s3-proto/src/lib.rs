@@ -26,6 +26,7 @@ mod error;
 mod metrics;
 mod ops;
 mod payload;
+mod phase;
 mod range;
 mod request;
 mod response;
@@ -55,9 +56,16 @@ use hyper::{
 use s3s::{Body, S3Error, service::S3ServiceBuilder};
 
 pub use metrics::Metrics;
+pub use phase::Phase;
 pub use response::{ResponseBody, ResponseBodyError};
 
-use crate::{ops::Operations, payload::Payload, response::Response, turn::Turn};
+use crate::{
+    ops::Operations,
+    payload::Payload,
+    phase::{Listener, Serving},
+    response::Response,
+    turn::Turn,
+};
 
 /// What to add to a `tracing` filter: `s3s` logs at `error` what any client can cause.
 pub const LOG_FILTER: &str = "s3s=off";
@@ -144,13 +152,24 @@ impl S3Service {
     where
         I: Read + Write + Unpin + 'static,
     {
+        self.serve_with(io, |_| {})
+    }
+
+    /// Like [`S3Service::serve`]; `on` hears when a request begins to be served and when it has been answered, so that the
+    /// owner of the stream can tell a connection that waits for a request from one that is at work. It is called while the
+    /// future is polled or dropped.
+    pub fn serve_with<I, F>(&self, io: I, on: F) -> impl Future<Output = Result<(), hyper::Error>> + use<I, F>
+    where
+        I: Read + Write + Unpin + 'static,
+        F: Fn(Phase) + 'static,
+    {
         let inner = Arc::clone(&self.inner);
         async move {
             let _open = inner.metrics.connection();
-            let turn = Turn::default();
+            let (turn, listener) = (Turn::default(), Listener::new(on));
             let service = service_fn(|request| {
-                let (inner, turn) = (&inner, turn.clone());
-                async move { Ok::<_, Infallible>(inner.answer(request, turn).await) }
+                let (inner, turn, serving) = (&inner, turn.clone(), listener.start());
+                async move { Ok::<_, Infallible>(inner.answer(request, turn, serving).await) }
             });
             let connection = http1::Builder::new()
                 // Without it, a client that sends a request and closes its side gets no answer.
@@ -172,7 +191,7 @@ impl S3Service {
 
 impl Inner {
     /// Answers one request.
-    async fn answer(&self, request: Request<Incoming>, turn: Turn) -> Response {
+    async fn answer(&self, request: Request<Incoming>, turn: Turn, serving: Serving) -> Response {
         self.metrics.request();
         let id = self.next_id();
         let (parts, body) = request.into_parts();
@@ -182,7 +201,8 @@ impl Inner {
 
         let answer = self.run(parts, &payload, &turn).await;
 
-        let mut response = response::finish(answer, &method, uri.path(), id, self.server.as_ref(), &self.metrics);
+        let mut response =
+            response::finish(answer, &method, uri.path(), id, self.server.as_ref(), &self.metrics, serving);
         // A body that nobody reads would be taken for the next request. Polling it would ask a client that expects
         // 100-continue to send it.
         let settled = if expects { payload.ended() } else { payload.settle(&turn).await };

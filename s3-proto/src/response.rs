@@ -11,7 +11,7 @@ use http::{HeaderValue, Method, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use s3s::{Body, HttpResponse, S3Error};
 
-use crate::{Metrics, error};
+use crate::{Metrics, error, phase::Serving};
 
 /// An answer on its way out.
 pub(crate) type Response = http::Response<ResponseBody>;
@@ -21,6 +21,8 @@ pub(crate) type Response = http::Response<ResponseBody>;
 pub struct ResponseBody {
     body: Body,
     metrics: Arc<Metrics>,
+    /// hyper drops a body when it has taken the last of it.
+    _serving: Serving,
 }
 
 /// The content could not be read to its end; the connection breaks, so that the client sees it.
@@ -62,6 +64,7 @@ pub(crate) fn finish(
     id: u64,
     server: Option<&HeaderValue>,
     metrics: &Arc<Metrics>,
+    serving: Serving,
 ) -> Response {
     let internal = || {
         let mut response = HttpResponse::new(Body::empty());
@@ -95,7 +98,7 @@ pub(crate) fn finish(
     if let Ok(id) = HeaderValue::try_from(id) {
         headers.insert("x-amz-request-id", id);
     }
-    http::Response::from_parts(parts, ResponseBody { body, metrics: Arc::clone(metrics) })
+    http::Response::from_parts(parts, ResponseBody { body, metrics: Arc::clone(metrics), _serving: serving })
 }
 
 /// Says that the connection ends with this answer. hyper ends it by itself, but does not say so.

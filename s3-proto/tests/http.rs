@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use s3_proto::S3Config;
+use s3_proto::{Phase, S3Config};
 
 // ---------------------------------------------------------------- requests in pieces
 
@@ -651,6 +651,82 @@ fn a_dropped_connection_gives_everything_back() {
     assert!(bench.store_is_empty());
     assert_eq!(bench.service.metrics().open_connections(), 0);
     assert_eq!(bench.service.metrics().connections(), 1);
+}
+
+// ---------------------------------------------------------------- phases
+
+/// A connection, and the phases that it has gone through since the list was last taken.
+fn watched(bench: &Bench) -> (Client, impl Fn() -> Vec<Phase> + use<>) {
+    let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+    let of_client = std::rc::Rc::clone(&seen);
+    let client = Client::watched(&bench.service, move |phase| of_client.borrow_mut().push(phase));
+    (client, move || seen.take())
+}
+
+#[test]
+fn the_owner_hears_where_requests_are() {
+    use Phase::{Finished, Started};
+    let bench = plain();
+    let (mut client, phases) = watched(&bench);
+    assert_eq!(phases(), []);
+    // A head is complete with its last byte, and a body is not part of it.
+    let put = put("/ernic/k", pattern(600_000));
+    let head = put.head();
+    client.send(&head[..head.len() - 1]);
+    assert_eq!(phases(), []);
+    client.send(&head[head.len() - 1..]);
+    assert_eq!(phases(), [Started]);
+    client.send(&put.body[..500_000]);
+    assert_eq!(phases(), []);
+    client.send(&put.body[500_000..]);
+    assert_eq!(phases(), [Finished]);
+    client.answer("PUT").expect(200);
+
+    // An answer that the peer does not take is not finished.
+    client.set_room(1000);
+    client.send(&get("/ernic/k").bytes());
+    assert_eq!(phases(), [Started]);
+    client.set_room(100_000);
+    client.run();
+    assert_eq!(phases(), []);
+    client.set_room(usize::MAX);
+    client.run();
+    assert_eq!(phases(), [Finished]);
+    assert_eq!(client.answer("GET").expect(200).body, put.body);
+
+    // Answers without a body, refusals, several requests at once.
+    for (method, target) in [("HEAD", "/ernic/k"), ("GET", "/ernic/none"), ("DELETE", "/ernic/k"), ("BREW", "/")] {
+        client.call(&request(method, target));
+        assert_eq!(phases(), [Started, Finished], "{method} {target}");
+    }
+    client.send(&get("/ernic?location").bytes().repeat(3));
+    assert_eq!(phases(), [Started, Finished].repeat(3));
+    assert!(client.ended.is_none());
+    drop(client);
+    assert_eq!(phases(), []);
+}
+
+#[test]
+fn a_connection_that_ends_finishes_its_request() {
+    use Phase::{Finished, Started};
+    let bench = plain();
+    bench.call(&put("/ernic/k", pattern(2 * MIB))).expect(200);
+    // Dropped in the middle of a body, and of an answer.
+    let (mut client, phases) = watched(&bench);
+    client.send(&put("/ernic/new", pattern(10)).head());
+    drop(client);
+    assert_eq!(phases(), [Started, Finished]);
+    let (mut client, phases) = watched(&bench);
+    client.set_room(10);
+    client.send(&get("/ernic/k").bytes());
+    assert_eq!(phases(), [Started]);
+    drop(client);
+    assert_eq!(phases(), [Finished]);
+    // What is no request has no phase.
+    let (mut client, phases) = watched(&bench);
+    client.send(b"nonsense\r\n\r\n");
+    assert_eq!(client.answer("GET").status, 400);
+    assert_eq!(phases(), []);
 }
 
 // ---------------------------------------------------------------- what is not done

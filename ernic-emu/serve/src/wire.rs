@@ -9,7 +9,7 @@ use ernic_emu::{
     link::{Link, LinkPoll, RxSink, TxFrame},
     offload,
 };
-use s3_proto::S3Service;
+use s3_proto::{Phase, S3Service};
 use tcp_inband::{Endpoint, FrameSink, exec::Executor};
 
 use crate::{
@@ -165,8 +165,13 @@ impl Link for Wire {
                 && let Some(stream) = endpoint.accept()
             {
                 let service = service.clone();
+                let activity = stream.activity();
+                let on = move |phase| match phase {
+                    Phase::Started => activity.request_started(),
+                    Phase::Finished => activity.request_finished(),
+                };
                 let task = async move {
-                    if let Err(error) = service.serve(stream).await {
+                    if let Err(error) = service.serve_with(stream, on).await {
                         // The peer's doing: a reset, a garbled head, half a body.
                         tracing::debug!(%error, "connection ended");
                     }

@@ -18,7 +18,7 @@ use std::{
 
 use ernic_store::{MemoryConfig, MemoryStore};
 use hyper::rt::{Read, ReadBufCursor, Write};
-use s3_proto::{S3Config, S3Service};
+use s3_proto::{Phase, S3Config, S3Service};
 
 pub const MIB: usize = 1024 * 1024;
 
@@ -126,9 +126,15 @@ pub struct Client {
 
 impl Client {
     pub fn new(service: &S3Service) -> Self {
+        Self::watched(service, |_| {})
+    }
+
+    /// A connection whose phases `on` hears.
+    pub fn watched(service: &S3Service, on: impl Fn(Phase) + 'static) -> Self {
         let wire = Rc::new(RefCell::new(Wire { room: usize::MAX, ..Wire::default() }));
         let woken = Arc::new(Flag(AtomicBool::new(true)));
-        Self { server: Box::pin(service.serve(ServerEnd(Rc::clone(&wire)))), wire, woken, ended: None, turns: 0 }
+        let server = Box::pin(service.serve_with(ServerEnd(Rc::clone(&wire)), on));
+        Self { server, wire, woken, ended: None, turns: 0 }
     }
 
     /// Polls the server once, if it has been woken. Returns whether it was.
