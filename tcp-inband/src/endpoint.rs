@@ -36,6 +36,8 @@ const BUDGET: usize = 256;
 const PARKED: Duration = Duration::from_secs(75);
 /// How long a peer has for its FIN before its place is given to another.
 const FIN_GRACE: Duration = Duration::from_millis(100);
+/// IP length of a segment with one byte and no options.
+const ONE_BYTE_PACKET: usize = 41;
 /// Longest IPv4 and TCP headers.
 const MAX_HEADERS: usize = 120;
 /// The least time after which a connection without anything to send is looked at again: should smoltcp ask for "now" and
@@ -750,17 +752,17 @@ impl Inner {
         }
         let opening = slot.socket().state() == State::SynReceived;
         let frames = self.stats.frames_out + self.stats.sink_lost;
-        let mut phy = Egress {
-            outlet,
-            header: slot.path.header(self.config.mac, ETHERTYPE_IPV4),
-            stats: &mut self.stats,
-            mtu: self.mtu,
-        };
+        let bytes = self.stats.bytes_out;
+        let header = slot.path.header(self.config.mac, ETHERTYPE_IPV4);
+        let mut phy = Egress { outlet, header, stats: &mut self.stats, mtu: self.mtu };
         self.iface.poll_egress(now, &mut phy, &mut slot.set);
         if self.stats.frames_out + self.stats.sink_lost == frames {
             Turn::Nothing
         } else {
-            slot.announced |= !opening;
+            // Not by a segment with one byte, which may be a window probe.
+            let probe = u64::try_from(header.as_bytes().len() + ONE_BYTE_PACKET).unwrap_or(0);
+            let sent = self.stats.bytes_out - bytes;
+            slot.announced |= !opening && sent != 0 && sent != probe;
             Turn::Sent
         }
     }

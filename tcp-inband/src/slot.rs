@@ -80,7 +80,7 @@ pub(crate) struct Slot {
     pub(crate) irs: u32,
     /// Bytes taken out of the receive buffer, modulo 2^32.
     taken: u32,
-    /// We have sent a segment since the SYN|ACK; see [`Slot::overruns`].
+    /// A segment after the SYN|ACK has told the peer its window; see [`Slot::overruns`].
     pub(crate) announced: bool,
     /// When the phase began.
     pub(crate) since: Instant,
@@ -213,10 +213,10 @@ impl Slot {
 
     /// Whether a segment goes beyond the window that the peer was told.
     ///
-    /// smoltcp 0.14 must be kept from seeing such a one until our first segment after the SYN|ACK: a SYN|ACK's window
-    /// field is not scaled, but smoltcp scales it when it computes the window's end (`tcp.rs`: `dispatch` stores
-    /// `remote_last_win`, `process` shifts it), and payload that it then accepts beyond its buffer makes it panic
-    /// (`RingBuffer::enqueue_unallocated`).
+    /// smoltcp 0.14 must be kept from seeing such a one until our first segment after the SYN|ACK that is not a window
+    /// probe (those leave its record of the window alone): a SYN|ACK's window field is not scaled, but smoltcp scales it
+    /// when it computes the window's end (`tcp.rs`: `dispatch` stores `remote_last_win`, `process` shifts it), and payload
+    /// that it then accepts beyond its buffer makes it panic (`RingBuffer::enqueue_unallocated`).
     pub(crate) fn overruns(&self, segment: &Segment) -> bool {
         if self.announced || segment.payload_len == 0 {
             return false;

@@ -557,6 +557,23 @@ fn more_than_the_window_right_after_the_handshake() {
     }
 }
 
+#[test]
+fn a_window_probe_does_not_announce_our_window() {
+    // Found by `any_order_of_steps`: the same panic, after our only segment so far was a probe.
+    let mut lab = Lab::new(config());
+    let mut peer = Peer { window: 0, ..Peer::new(GUEST, 40_000) };
+    lab.give(&peer.syn(Some(1460)));
+    let syn_ack = lab.one();
+    peer.took(&syn_ack);
+    lab.give(&peer.segment(b""));
+    let mut stream = lab.accept();
+    write(&mut stream, b"four");
+    assert_eq!(lab.one().tcp().1, b"f");
+    peer.seq = peer.seq.wrapping_add(10_000);
+    lab.give(&peer.segment(&pattern(60_000, 1)));
+    assert_eq!(lab.endpoint.stats().overruns, 1);
+}
+
 // DHCP
 
 fn dhcp(kind: u8, client_ip: Ipv4Addr, broadcast: bool, options: &[(u8, &[u8])]) -> Vec<u8> {
