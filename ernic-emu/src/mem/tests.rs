@@ -324,35 +324,41 @@ fn case_02_unmap_and_map_again_under_running_copies() {
     mem.write(0, b"works").unwrap();
 }
 
-/// The guest polls the colour in the last word and then reads the rest.
+/// The guest polls the colour in the last word and then reads the rest. The entry is as long as a page, so that a wrong order shows.
 #[test]
 fn a_completion_is_whole_once_its_colour_shows() {
-    let fd = memfd(1);
+    const ROUNDS: u64 = 5_000;
+    const WORDS: usize = 512;
+    let fd = memfd(2);
     let device = GuestMemory::new();
-    device.map_fd(0, PAGE, RW, copy(&fd), 0).unwrap();
+    device.map_fd(0, 2 * PAGE, RW, copy(&fd), 0).unwrap();
     let guest = GuestMemory::new();
-    guest.map_fd(0, PAGE, RW, fd, 0).unwrap();
-    const ROUNDS: u64 = 20_000;
+    guest.map_fd(0, 2 * PAGE, RW, fd, 0).unwrap();
     std::thread::scope(|s| {
         s.spawn(|| {
             for n in 1..=ROUNDS {
-                let mut entry = [0; 32];
-                entry.chunks_exact_mut(8).for_each(|w| w.copy_from_slice(&n.to_le_bytes()));
-                device.write_completion(64, &entry).unwrap();
+                device.write_completion(0, [n.to_le(); WORDS].as_bytes()).unwrap();
                 // The guest gives the slot back before it is written again.
-                while guest.read_plain::<u64>(128).unwrap() != n {
+                while guest.read_plain::<u64>(PAGE).unwrap() != n.to_le() {
                     std::thread::yield_now();
                 }
             }
         });
+        let mut torn = 0;
         for n in 1..=ROUNDS {
-            while guest.read_plain::<u64>(64 + 24).unwrap() != n.to_le() {
-                std::thread::yield_now();
+            let mut asked = 0;
+            while guest.read_plain::<u64>(PAGE - 8).unwrap() != n.to_le() {
+                asked += 1;
+                if asked % 1000 == 0 {
+                    std::thread::yield_now();
+                }
             }
             fence(Ordering::Acquire);
-            assert_eq!(guest.read_plain::<[u64; 4]>(64).unwrap(), [n.to_le(); 4]);
-            guest.store_u64(128, n).unwrap();
+            let seen = guest.read_plain::<[u64; WORDS]>(0).unwrap();
+            torn += u64::from(seen != [n.to_le(); WORDS]);
+            guest.store_u64(PAGE, n).unwrap();
         }
+        assert_eq!(torn, 0);
     });
 }
 

@@ -30,7 +30,8 @@ enum Event {
     Write(u32, u64, Vec<u8>),
     Irq(u32, String),
     Reset,
-    Unmapping(u64, u64),
+    /// The range, and how many maps there were when the device was told.
+    Unmapping(u64, u64, usize),
     Disconnected,
     Dma(u64, Result<(), DmaError>),
 }
@@ -101,7 +102,7 @@ impl VfioDevice for Device {
         self.events.push(Event::Reset);
     }
     fn dma_unmapping(&mut self, iova: u64, size: u64) {
-        self.events.push(Event::Unmapping(iova, size));
+        self.events.push(Event::Unmapping(iova, size, self.mem.map_count()));
     }
     fn disconnected(&mut self) {
         self.events.push(Event::Disconnected);
@@ -799,7 +800,7 @@ fn case_04_maps_and_unmaps() {
     assert_eq!(raw.mem.read(0x1000, &mut [0]), Err(DmaError::Unmapped { iova: 0x1000 }));
     assert_eq!(
         raw.dev.take_events(),
-        [Event::Unmapping(0x10_0000, 0x1000), Event::Unmapping(0x1000, 0x4000)],
+        [Event::Unmapping(0x10_0000, 0x1000, 2), Event::Unmapping(0x1000, 0x4000, 2)],
         "the device is told first"
     );
     for page in 0..500 {
@@ -812,7 +813,7 @@ fn case_04_maps_and_unmaps() {
     let everything = unmap_body(0, 0, 2);
     assert_eq!(unmap(&mut raw, &everything), (0, everything.clone()));
     assert_eq!(raw.mem.map_count(), 0);
-    assert_eq!(raw.dev.take_events().last(), Some(&Event::Unmapping(0, u64::MAX)));
+    assert_eq!(raw.dev.take_events().last(), Some(&Event::Unmapping(0, u64::MAX, 1)));
     // And again after all.
     assert_eq!(map(&mut raw, &map_body(0x1000, 0x4000, 3, 0)).0, 0);
     assert_eq!(raw.mem.read_plain::<[u8; 3]>(0x3004).unwrap(), *b"dma");
@@ -1517,7 +1518,14 @@ fn by_hand(
         read_message(&mut sock).unwrap();
     }
     std::thread::scope(|s| {
-        s.spawn(|| script(&mut sock));
+        // The socket stays open until `drive` is done, unless the script fails: then it closes, and `drive` fails too.
+        s.spawn(move || match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| script(&mut sock))) {
+            Ok(()) => sock,
+            Err(panic) => {
+                drop(sock);
+                std::panic::resume_unwind(panic)
+            }
+        });
         drive(&mut connection, &mut dev, &mem);
     });
     dev
@@ -1703,6 +1711,43 @@ fn a_flood_instead_of_an_answer_is_cut_off() {
     );
     let writes = dev.take_events().iter().filter(|e| matches!(e, Event::Write(0, 0x1000, _))).count();
     assert!((250..=300).contains(&writes), "what was kept (8 to 9 MiB) was done: {writes}");
+}
+
+#[test]
+fn descriptors_of_commands_that_have_to_wait_are_limited() {
+    let (sent, writer) = Sent::new();
+    let answers = Mutex::new(Vec::new());
+    by_hand(
+        LONG,
+        |connection, dev, mem| {
+            assert_eq!(mem.read(0x20, &mut [0; 4]), Ok(()));
+            while answers.lock().unwrap().len() < 60 {
+                connection.process(dev, mem, 16).unwrap();
+            }
+        },
+        |sock| {
+            use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+            let (header, body) = read_message(sock).unwrap();
+            let fds = [writer.as_fd(); 16];
+            for _ in 0..60 {
+                let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+                let reset = message(Command::DEVICE_RESET, 0, &[]);
+                sendmsg(&*sock, &[io::IoSlice::new(&reset)], &mut control, SendFlags::NOSIGNAL).unwrap();
+            }
+            sock.write_all(&reply_to(&header, &[body.as_slice(), b"late"].concat())).unwrap();
+            for _ in 0..60 {
+                let (header, _) = read_message(sock).unwrap();
+                answers.lock().unwrap().push(header.error);
+            }
+        },
+    );
+    let answers = answers.into_inner().unwrap();
+    assert_eq!(answers[..16], [0; 16], "256 are kept");
+    assert_eq!(answers[16..], [EINVAL; 44], "the others are closed, and their commands refused");
+    drop(writer);
+    assert!(sent.closed());
 }
 
 #[test]
