@@ -101,6 +101,20 @@ pub trait Bus {
     /// See [`BusError`].
     fn take_irq(&mut self, vector: u16) -> Result<u64, BusError>;
 
+    /// Takes the signals of all vectors below `count`: `f` gets each vector that was signalled, and how often.
+    ///
+    /// # Errors
+    /// See [`BusError`].
+    fn take_irqs(&mut self, count: u16, f: &mut dyn FnMut(u16, u64)) -> Result<(), BusError> {
+        for vector in 0..count {
+            match self.take_irq(vector)? {
+                0 => {}
+                signals => f(vector, signals),
+            }
+        }
+        Ok(())
+    }
+
     /// Lets the device run, until a vector has been signalled (`true`) or `limit` is over (`false`).
     ///
     /// # Errors
@@ -155,64 +169,25 @@ pub(crate) mod vectors {
     };
 
     use rustix::{
-        event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
+        event::{
+            EventfdFlags, Timespec,
+            epoll::{self, CreateFlags, Event, EventData, EventFlags},
+            eventfd,
+        },
         io::Errno,
     };
 
-    /// The eventfds of the vectors in use.
-    #[derive(Debug, Default)]
+    /// The epoll key of the descriptor that is waited for beside the vectors; theirs are their numbers.
+    const ALSO: u64 = u64::MAX;
+
+    /// The eventfds of the vectors in use, and one epoll that names those that were signalled: asking each of them would cost
+    /// more than what is waited for.
+    #[derive(Debug)]
     pub(crate) struct Vectors {
+        epoll: OwnedFd,
         fds: Vec<OwnedFd>,
-        /// Signals that were read while waiting and not yet taken.
+        /// Signals that were read and not yet taken.
         read: Vec<u64>,
-    }
-
-    impl Vectors {
-        pub(crate) fn new(count: u16) -> Result<Self, Errno> {
-            let make = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-            let fds = std::iter::repeat_with(make).take(count.into()).collect::<Result<Vec<_>, _>>()?;
-            Ok(Self { read: vec![0; fds.len()], fds })
-        }
-
-        pub(crate) fn iter(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-            self.fds.iter().map(AsFd::as_fd)
-        }
-
-        pub(crate) fn take(&mut self, vector: u16) -> u64 {
-            let at = usize::from(vector);
-            self.collect(at);
-            self.read.get_mut(at).map_or(0, std::mem::take)
-        }
-
-        fn collect(&mut self, at: usize) {
-            let mut count = [0; 8];
-            if let Some(fd) = self.fds.get(at)
-                && rustix::io::read(fd, &mut count) == Ok(8)
-                && let Some(read) = self.read.get_mut(at)
-            {
-                *read += u64::from_ne_bytes(count);
-            }
-        }
-
-        /// Waits until a vector has been signalled, or `also` is readable.
-        pub(crate) fn wait(&self, also: Option<BorrowedFd<'_>>, limit: Duration) -> Result<Ready, Errno> {
-            if self.read.iter().any(|n| *n > 0) {
-                return Ok(Ready { signal: true, also: false });
-            }
-            let mut fds: Vec<PollFd<'_>> = self.fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-            fds.extend(also.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            let limit = Timespec {
-                tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: limit.subsec_nanos().into(),
-            };
-            match poll(&mut fds, Some(&limit)) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-            let ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-            let (signals, others) = fds.split_at(self.fds.len());
-            Ok(Ready { signal: signals.iter().any(ready), also: others.iter().any(ready) })
-        }
     }
 
     /// What there is to do after waiting.
@@ -220,5 +195,73 @@ pub(crate) mod vectors {
     pub(crate) struct Ready {
         pub(crate) signal: bool,
         pub(crate) also: bool,
+    }
+
+    impl Vectors {
+        /// Eventfds for `count` vectors; [`Vectors::wait`] looks at `also` too.
+        pub(crate) fn new(count: u16, also: Option<BorrowedFd<'_>>) -> Result<Self, Errno> {
+            let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+            let make = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+            let fds = std::iter::repeat_with(make).take(count.into()).collect::<Result<Vec<_>, _>>()?;
+            for (fd, key) in fds.iter().map(AsFd::as_fd).zip(0..).chain(also.map(|fd| (fd, ALSO))) {
+                epoll::add(&epoll, fd, EventData::new_u64(key), EventFlags::IN)?;
+            }
+            Ok(Self { epoll, read: vec![0; fds.len()], fds })
+        }
+
+        pub(crate) fn iter(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+            self.fds.iter().map(AsFd::as_fd)
+        }
+
+        /// Signals of one vector.
+        pub(crate) fn take(&mut self, vector: u16) -> Result<u64, Errno> {
+            self.collect(Duration::ZERO)?;
+            Ok(self.read.get_mut(usize::from(vector)).map_or(0, std::mem::take))
+        }
+
+        /// Signals of all vectors below `count` that have any.
+        pub(crate) fn take_all(&mut self, count: u16, f: &mut dyn FnMut(u16, u64)) -> Result<(), Errno> {
+            self.collect(Duration::ZERO)?;
+            for (vector, read) in (0..count).zip(&mut self.read).filter(|(_, read)| **read > 0) {
+                f(vector, std::mem::take(read));
+            }
+            Ok(())
+        }
+
+        /// Waits until a vector has been signalled, or the other descriptor is readable.
+        pub(crate) fn wait(&mut self, limit: Duration) -> Result<Ready, Errno> {
+            let signalled = |v: &Self| v.read.iter().any(|n| *n > 0);
+            let limit = if signalled(self) { Duration::ZERO } else { limit };
+            let also = self.collect(limit)?;
+            Ok(Ready { signal: signalled(self), also })
+        }
+
+        /// Reads the eventfds that were signalled, waiting for one at most `limit`; whether the other descriptor is readable.
+        fn collect(&mut self, limit: Duration) -> Result<bool, Errno> {
+            let limit = Timespec {
+                tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: limit.subsec_nanos().into(),
+            };
+            // More than that are named by the next call.
+            let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 16];
+            let found = match epoll::wait(&self.epoll, &mut events, Some(&limit)) {
+                Ok(found) => found,
+                Err(Errno::INTR) => 0,
+                Err(errno) => return Err(errno),
+            };
+            let mut also = false;
+            for event in events.iter().take(found) {
+                let key = event.data;
+                let at = usize::try_from(key.u64()).unwrap_or(usize::MAX);
+                also |= key.u64() == ALSO;
+                let mut count = [0; 8];
+                if let (Some(fd), Some(read)) = (self.fds.get(at), self.read.get_mut(at))
+                    && rustix::io::read(fd, &mut count) == Ok(8)
+                {
+                    *read += u64::from_ne_bytes(count);
+                }
+            }
+            Ok(also)
+        }
     }
 }

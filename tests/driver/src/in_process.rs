@@ -51,7 +51,7 @@ impl<L: Link> InProcess<L> {
             link,
             sleep: false,
             ram,
-            vectors: Vectors::default(),
+            vectors: Vectors::new(0, None)?,
             origin: Instant::now(),
             skipped: Duration::ZERO,
         };
@@ -122,7 +122,7 @@ impl<L: Link> Bus for InProcess<L> {
     }
 
     fn set_vectors(&mut self, count: u16) -> Result<(), BusError> {
-        self.vectors = Vectors::new(count)?;
+        self.vectors = Vectors::new(count, None)?;
         let fds = self.vectors.iter().map(|fd| fd.as_fd().try_clone_to_owned().map(Some)).collect::<Result<_, _>>()?;
         let set = |device: &mut Device, action| device.set_irqs(MSIX_INDEX, action).map_err(BusError::Refused);
         set(&mut self.device, IrqAction::DisableAll)?;
@@ -130,14 +130,18 @@ impl<L: Link> Bus for InProcess<L> {
     }
 
     fn take_irq(&mut self, vector: u16) -> Result<u64, BusError> {
-        Ok(self.vectors.take(vector))
+        Ok(self.vectors.take(vector)?)
+    }
+
+    fn take_irqs(&mut self, count: u16, f: &mut dyn FnMut(u16, u64)) -> Result<(), BusError> {
+        Ok(self.vectors.take_all(count, f)?)
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, BusError> {
         let end = self.now() + limit;
         loop {
             let more = self.turn().more;
-            if self.vectors.wait(None, Duration::ZERO)?.signal {
+            if self.vectors.wait(Duration::ZERO)?.signal {
                 return Ok(true);
             }
             if more {

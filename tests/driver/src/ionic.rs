@@ -451,16 +451,13 @@ impl<B: Bus> Ionic<B> {
 
     /// Takes what was signalled: NAPI is scheduled for those vectors.
     fn collect_interrupts(&mut self) -> Result<(), DriverError> {
-        for vector in 0..self.vectors {
-            let count = self.bus.take_irq(vector)?;
-            if count > 0 {
-                self.stats.interrupts += count;
-                if !self.scheduled.contains(&vector) {
-                    self.scheduled.push_back(vector);
-                }
+        let Self { bus, stats, scheduled, vectors, .. } = self;
+        Ok(bus.take_irqs(*vectors, &mut |vector, count| {
+            stats.interrupts += count;
+            if !scheduled.contains(&vector) {
+                scheduled.push_back(vector);
             }
-        }
-        Ok(())
+        })?)
     }
 
     // ----- admin queue

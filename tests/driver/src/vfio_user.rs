@@ -85,9 +85,9 @@ impl VfioUser {
             client.dma_map_message(iova, len, Prot::READ)?;
         }
         let mut bus = Self {
+            vectors: Vectors::new(0, Some(client.fd()))?,
             client,
             ram,
-            vectors: Vectors::default(),
             writes: Writes::default(),
             batch: Vec::new(),
             maps,
@@ -215,7 +215,7 @@ impl Bus for VfioUser {
     /// In QEMU's way: at MSI-X enable one vector without a descriptor, then all gone, then all there.
     fn set_vectors(&mut self, count: u16) -> Result<(), BusError> {
         self.flush()?;
-        self.vectors = Vectors::new(count)?;
+        self.vectors = Vectors::new(count, Some(self.client.fd()))?;
         if count > 0 {
             self.client.remove_irqs(MSIX_INDEX, 0, 1)?;
         }
@@ -225,7 +225,11 @@ impl Bus for VfioUser {
     }
 
     fn take_irq(&mut self, vector: u16) -> Result<u64, BusError> {
-        Ok(self.vectors.take(vector))
+        Ok(self.vectors.take(vector)?)
+    }
+
+    fn take_irqs(&mut self, count: u16, f: &mut dyn FnMut(u16, u64)) -> Result<(), BusError> {
+        Ok(self.vectors.take_all(count, f)?)
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, BusError> {
@@ -233,7 +237,7 @@ impl Bus for VfioUser {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let ready = self.vectors.wait(Some(self.client.fd()), left)?;
+            let ready = self.vectors.wait(left)?;
             if ready.also {
                 // DMA by message, or the end of the connection.
                 self.client.serve(SERVE)?;

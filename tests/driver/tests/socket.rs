@@ -10,6 +10,12 @@ use ionic_driver::{
 
 lane!(crate::common::SocketBus);
 
+/// As in process, but fewer: each needs a server.
+#[test]
+fn guests_that_do_anything() {
+    common::chaos::guests_that_do_anything::<SocketBus>(100);
+}
+
 /// Every shape that guest memory can have, with every way to write registers.
 #[test]
 fn maps_and_writes_of_every_kind() {

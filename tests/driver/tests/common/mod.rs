@@ -11,6 +11,7 @@
     unreachable_pub
 )]
 
+pub mod chaos;
 pub mod frames;
 pub mod hostile;
 pub mod offloads;
@@ -206,6 +207,9 @@ impl Bus for Direct {
     }
     fn take_irq(&mut self, vector: u16) -> Result<u64, ionic_driver::BusError> {
         self.inner.take_irq(vector)
+    }
+    fn take_irqs(&mut self, count: u16, f: &mut dyn FnMut(u16, u64)) -> Result<(), ionic_driver::BusError> {
+        self.inner.take_irqs(count, f)
     }
     fn wait(&mut self, limit: Duration) -> Result<bool, ionic_driver::BusError> {
         self.inner.wait(limit)

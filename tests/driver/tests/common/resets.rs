@@ -163,6 +163,9 @@ impl<T: Bus> Bus for ResetAt<T> {
     fn take_irq(&mut self, vector: u16) -> Result<u64, BusError> {
         self.inner.take_irq(vector)
     }
+    fn take_irqs(&mut self, count: u16, f: &mut dyn FnMut(u16, u64)) -> Result<(), BusError> {
+        self.inner.take_irqs(count, f)
+    }
     fn wait(&mut self, limit: Duration) -> Result<bool, BusError> {
         self.count()?;
         self.inner.wait(limit)
