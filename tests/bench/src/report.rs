@@ -20,8 +20,11 @@ impl Report {
     /// Prints the head of the table.
     pub fn new(bench: &Bench) -> Self {
         let mut meta = Map::new();
-        let profile =
-            bench.server.parent().and_then(Path::file_name).map_or_else(|| "unknown".into(), |name| name.to_string_lossy());
+        let profile = bench
+            .server
+            .parent()
+            .and_then(Path::file_name)
+            .map_or_else(|| "unknown".into(), |name| name.to_string_lossy());
         let commit = output("git", &["rev-parse", "HEAD"]).map(|commit| {
             let clean = output("git", &["status", "--porcelain"]).is_some_and(|changes| changes.is_empty());
             if clean { commit } else { format!("{commit} and changes") }
