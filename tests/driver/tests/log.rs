@@ -1,5 +1,7 @@
 //! What a guest gets wrong is said, and said a limited number of times. A process of its own: the limits are per call site.
 
+#![allow(clippy::cast_possible_truncation)]
+
 mod common;
 
 use std::{
