@@ -396,7 +396,7 @@ fn split<'a>(
     scratch: &'a mut Vec<u8>,
     events: &'a mut u64,
 ) -> (&'a mut Nic, Env<'a>) {
-    (nic, Env { mem, intr, scratch, events })
+    (nic, Env { mem, intr, scratch, events, received: 0 })
 }
 
 impl VfioDevice for Device {
