@@ -31,6 +31,10 @@ use crate::{
 /// read never waits behind more than this.
 const MESSAGE_BUDGET: usize = 256;
 
+/// Bytes of each of a connection's two TCP buffers: with 64 KiB guest and server wait for each other's window in turns, and
+/// more than this brings no more bulk (`docs/decisions/002-s3s-and-hyper.md`).
+const TCP_BUFFER: usize = 256 << 10;
+
 /// Clients that wait to be told that this NIC has one already; more are cut off at once.
 const MAX_REFUSALS: usize = 8;
 
@@ -90,7 +94,7 @@ fn serve_s3(wire: &mut Wire, s3: &S3Options, wake: &Arc<OwnedFd>) -> anyhow::Res
     let store = MemoryStore::new(MemoryConfig { capacity: s3.size, objects: s3.objects });
     store.create_bucket(&s3.bucket);
     let service = S3Service::new(Arc::new(store), S3Config { max_part: s3.maxpart, ..S3Config::default() });
-    let config = tcp_inband::Config { dhcp: s3.dhcp, ..tcp_inband::Config::new(s3.ip, s3.port) };
+    let config = tcp_inband::Config { dhcp: s3.dhcp, buffer: TCP_BUFFER, ..tcp_inband::Config::new(s3.ip, s3.port) };
     let endpoint = Endpoint::new(config, Duration::ZERO).context("s3 backend")?;
     let wake = Arc::clone(wake);
     wire.serve(
