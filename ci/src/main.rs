@@ -2,6 +2,7 @@
 
 mod abi;
 mod apt;
+mod bench;
 mod cache;
 mod cpio;
 mod demo;
@@ -49,6 +50,11 @@ enum Task {
         #[command(flatten)]
         args: lanes::TestArgs,
     },
+    /// Measure the figures of the benchmark schema
+    Bench {
+        #[command(flatten)]
+        args: bench::BenchArgs,
+    },
     /// Compare the wire structures with the kernel's own headers
     AbiCheck {
         #[command(flatten)]
@@ -82,6 +88,7 @@ fn run() -> Result<()> {
         Task::Demo { args, keep } => demo::demo(&args, keep),
         Task::Vm { args } => demo::interactive(&args),
         Task::Test { args } => lanes::test(&args),
+        Task::Bench { args } => bench::run(&args),
         Task::AbiCheck { args } => abi::run(&args),
         Task::Guest { args, accel } => demo::image_only(&args, accel),
     }
