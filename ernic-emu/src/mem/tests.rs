@@ -40,11 +40,13 @@ struct Client {
     base: u64,
     bytes: Mutex<Vec<u8>>,
     calls: AtomicUsize,
+    /// Address and length of each write.
+    writes: Mutex<Vec<(u64, usize)>>,
 }
 
 impl Client {
     fn new(base: u64, len: usize) -> Arc<Self> {
-        Arc::new(Self { base, bytes: Mutex::new(vec![0; len]), calls: AtomicUsize::new(0) })
+        Arc::new(Self { base, bytes: Mutex::new(vec![0; len]), calls: AtomicUsize::new(0), writes: Mutex::default() })
     }
     fn range(&self, iova: u64, len: usize) -> Range<usize> {
         self.calls.fetch_add(1, Ordering::Relaxed);
@@ -62,6 +64,7 @@ impl MessageDma for Client {
     fn write(&self, iova: u64, buf: &[u8]) -> io::Result<()> {
         let range = self.range(iova, buf.len());
         self.bytes.lock().unwrap()[range].copy_from_slice(buf);
+        self.writes.lock().unwrap().push((iova, buf.len()));
         Ok(())
     }
 }
@@ -286,6 +289,9 @@ fn case_04_a_dma_across_maps_with_and_without_descriptor_is_split() {
     mem.write_completion(0x2ff8, &[9; 16]).unwrap();
     assert_eq!(client.bytes.lock().unwrap()[0xff8..], [9; 8]);
     assert_eq!(file_bytes(&fd, PAGE, 8), [9; 8]);
+    client.writes.lock().unwrap().clear();
+    mem.write_completion(0x2100, &[9; 32]).unwrap();
+    assert_eq!(*client.writes.lock().unwrap(), [(0x2100, 24), (0x2118, 8)], "the word with the colour last");
     // A gap: refused before the first message goes out.
     let calls = client.calls.load(Ordering::Relaxed);
     assert_eq!(mem.write(0x2ff0, &vec![1; 0x1020]), Err(DmaError::Unmapped { iova: 0x4000 }));
