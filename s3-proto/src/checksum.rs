@@ -1,7 +1,40 @@
 //! Digests of content: the MD5 that becomes the ETag, and S3's additional checksums.
 
+use std::str::FromStr;
+
 use base64::{Engine, prelude::BASE64_STANDARD};
 use md5::Digest as _;
+
+/// What the ETag of an object or part says of its content.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Etag {
+    /// Its MD5, as S3 has it; of several parts, the MD5 of theirs and their count.
+    #[default]
+    Md5,
+    /// Its CRC64NVME, as `<16 hex digits>-crc64nvme`, of one part or several: no tool takes that for an MD5. It is much
+    /// faster to compute.
+    Crc64Nvme,
+}
+
+/// Why an [`Etag`] is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("bad etag '{0}': use md5 or crc64nvme")]
+pub struct EtagError(String);
+
+impl FromStr for Etag {
+    type Err = EtagError;
+
+    fn from_str(text: &str) -> Result<Self, EtagError> {
+        match text {
+            "md5" => Ok(Self::Md5),
+            "crc64nvme" => Ok(Self::Crc64Nvme),
+            other => Err(EtagError(other.to_owned())),
+        }
+    }
+}
+
+/// How an ETag of [`Etag::Crc64Nvme`] ends.
+const CRC64_SUFFIX: &str = "-crc64nvme";
 
 /// S3's checksum algorithms ("Checking object integrity" in the S3 user guide).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,42 +175,90 @@ impl Sum {
             Self::Sha256(digest) => BASE64_STANDARD.encode(digest.finalize()),
         }
     }
+
+    /// The CRC64NVME so far, if it is that.
+    fn crc64(&self) -> Option<u64> {
+        match self {
+            Self::Crc(Crc64Nvme, digest) => Some(digest.finalize()),
+            _ => None,
+        }
+    }
 }
 
-/// MD5 and one checksum over the same content.
+/// What is computed over some content, in one pass: what its ETag needs, its MD5 where that is asked for, and one checksum.
 pub(crate) struct Digests {
-    md5: md5::Md5,
+    md5: Option<md5::Md5>,
+    /// CRC64NVME, where the ETag needs it and the checksum is another.
+    crc: Option<Sum>,
     sum: Sum,
+    etag: Etag,
 }
 
 /// What [`Digests`] come to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Digested {
-    pub(crate) md5: [u8; 16],
+    /// Without quotes.
+    pub(crate) etag: String,
+    /// Where it was computed.
+    pub(crate) md5: Option<[u8; 16]>,
     /// Base64.
     pub(crate) sum: String,
 }
 
 impl Digests {
-    pub(crate) fn new(algorithm: Algorithm) -> Self {
-        Self { md5: md5::Md5::new(), sum: Sum::new(algorithm) }
+    /// `md5` says whether that is needed beyond the ETag.
+    pub(crate) fn new(algorithm: Algorithm, etag: Etag, md5: bool) -> Self {
+        Self {
+            md5: (md5 || etag == Etag::Md5).then(md5::Md5::new),
+            crc: (etag == Etag::Crc64Nvme && algorithm != Crc64Nvme).then(|| Sum::new(Crc64Nvme)),
+            sum: Sum::new(algorithm),
+            etag,
+        }
     }
 
     pub(crate) fn update(&mut self, data: &[u8]) {
-        self.md5.update(data);
+        if let Some(md5) = &mut self.md5 {
+            md5.update(data);
+        }
+        if let Some(crc) = &mut self.crc {
+            crc.update(data);
+        }
         self.sum.update(data);
     }
 
     pub(crate) fn finish(self) -> Digested {
-        Digested { md5: self.md5.finalize().into(), sum: self.sum.finish() }
+        let md5 = self.md5.map(|md5| md5.finalize().into());
+        let etag = match self.etag {
+            Etag::Md5 => hex::encode(md5.unwrap_or_default()),
+            Etag::Crc64Nvme => crc64_etag(self.crc.as_ref().unwrap_or(&self.sum).crc64().unwrap_or_default()),
+        };
+        Digested { etag, md5, sum: self.sum.finish() }
     }
 }
 
-/// S3's ETag of a multipart object: MD5 of the parts' MD5s, and their count. `None` if an ETag is no MD5.
-pub(crate) fn multipart_etag<'a>(etags: impl IntoIterator<Item = &'a str>) -> Option<String> {
+fn crc64_etag(crc: u64) -> String {
+    format!("{crc:016x}{CRC64_SUFFIX}")
+}
+
+/// The ETag of a multipart object, from those of its parts and their sizes: S3's, an MD5 of the parts' MD5s and their
+/// count, or the CRC64NVME of the whole. `None` if the parts' are of neither kind, or of both.
+pub(crate) fn multipart_etag<'a>(parts: impl IntoIterator<Item = (&'a str, u64)> + Clone) -> Option<String> {
+    let crc = |etag: &str| u64::from_str_radix(etag.strip_suffix(CRC64_SUFFIX)?, 16).ok();
+    let mut whole = None;
+    let all = parts.clone().into_iter().try_for_each(|(etag, size)| {
+        let crc = crc(etag)?;
+        whole =
+            Some(whole.map_or(crc, |before| {
+                crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc64Nvme, before, crc, size)
+            }));
+        Some(())
+    });
+    if let (Some(()), Some(whole)) = (all, whole) {
+        return Some(crc64_etag(whole));
+    }
     let mut md5 = md5::Md5::new();
     let mut count = 0;
-    for etag in etags {
+    for (etag, _) in parts {
         let mut bytes = [0; 16];
         hex::decode_to_slice(etag, &mut bytes).ok()?;
         md5.update(bytes);
@@ -191,7 +272,11 @@ mod tests {
     use super::*;
 
     fn digest(algorithm: Algorithm, data: &[u8]) -> Digested {
-        let mut digests = Digests::new(algorithm);
+        digest_of(algorithm, Etag::Md5, data)
+    }
+
+    fn digest_of(algorithm: Algorithm, etag: Etag, data: &[u8]) -> Digested {
+        let mut digests = Digests::new(algorithm, etag, false);
         for piece in data.chunks(5) {
             digests.update(piece);
         }
@@ -210,7 +295,15 @@ mod tests {
         ] {
             let digested = digest(algorithm, b"123456789");
             assert_eq!(digested.sum, BASE64_STANDARD.encode(hex::decode(check).unwrap()), "{algorithm:?}");
-            assert_eq!(hex::encode(digested.md5), "25f9e794323b453885f5181f1b624d0b");
+            assert_eq!(hex::encode(digested.md5.unwrap()), "25f9e794323b453885f5181f1b624d0b");
+            assert_eq!(digested.etag, "25f9e794323b453885f5181f1b624d0b");
+            // The other kind of ETag, whichever checksum is asked for, without MD5 or with it.
+            let sum = digested.sum;
+            let digested = digest_of(algorithm, Etag::Crc64Nvme, b"123456789");
+            assert_eq!(digested, Digested { etag: "ae8b14860a799888-crc64nvme".into(), md5: None, sum });
+            let mut both = Digests::new(algorithm, Etag::Crc64Nvme, true);
+            both.update(b"123456789");
+            assert_eq!(hex::encode(both.finish().md5.unwrap()), "25f9e794323b453885f5181f1b624d0b");
             assert!(algorithm.valid(&digested.sum));
             assert!(!algorithm.valid("AAA="));
             assert!(!algorithm.valid("?"));
@@ -245,7 +338,26 @@ mod tests {
     fn case_18_etag_is_md5_of_md5s() {
         // printf of the two digests' bytes | md5sum
         let etags = ["0cc175b9c0f1b6a831c399e269772661", "92eb5ffee6ae2fec3ad71c777531578f"];
-        assert_eq!(multipart_etag(etags).unwrap(), "96e024ba2074fe77e8e965ba43a704be-2");
-        assert_eq!(multipart_etag(["no md5"]), None);
+        assert_eq!(multipart_etag(etags.map(|etag| (etag, 1))).unwrap(), "96e024ba2074fe77e8e965ba43a704be-2");
+        assert_eq!(multipart_etag([("no md5", 1)]), None);
+    }
+
+    #[test]
+    fn a_crc64_etag_of_parts_is_that_of_the_whole() {
+        let etag = |data: &[u8]| digest_of(Sha1, Etag::Crc64Nvme, data).etag;
+        let (a, b) = (etag(b"12345"), etag(b"6789"));
+        assert_eq!(multipart_etag([(a.as_str(), 5), (&b, 4)]).unwrap(), "ae8b14860a799888-crc64nvme");
+        assert_eq!(multipart_etag([(a.as_str(), 5)]), Some(a.clone()));
+        let md5 = "0cc175b9c0f1b6a831c399e269772661";
+        assert_eq!(multipart_etag([(a.as_str(), 5), (md5, 4)]), None);
+        assert_eq!(multipart_etag([(md5, 5), (a.as_str(), 4)]), None);
+    }
+
+    #[test]
+    fn etags_are_named() {
+        assert_eq!("md5".parse(), Ok(Etag::Md5));
+        assert_eq!("crc64nvme".parse(), Ok(Etag::Crc64Nvme));
+        let error = "MD5".parse::<Etag>().unwrap_err();
+        assert_eq!(error.to_string(), "bad etag 'MD5': use md5 or crc64nvme");
     }
 }

@@ -23,7 +23,7 @@ pub(crate) fn not_implemented(what: &str) -> S3Error {
 }
 
 /// An error with a code of our own.
-fn custom(code: &'static str, status: StatusCode, message: String) -> S3Error {
+pub(crate) fn custom(code: &'static str, status: StatusCode, message: String) -> S3Error {
     let mut error = S3Error::with_message(S3ErrorCode::Custom(code.into()), message);
     error.set_status_code(status);
     error

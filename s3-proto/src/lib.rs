@@ -14,10 +14,22 @@
 //! path-style (`/bucket/key`). What a client may believe to have been done and has not (an unknown sub-resource, encryption,
 //! tags) is refused with `NotImplemented`, never ignored.
 //!
+//! # Payloads by RDMA
+//!
+//! With [`S3Builder::with_remote`], GetObject, PutObject and UploadPart with an RDMA token move their payload between the
+//! store and the client's memory, in chunks of at most 256 KiB with a turn of the executor in between, straight from and into
+//! the object's own storage. Without it they are declined.
+//!
+//! # Pages
+//!
+//! `/metrics` is [`Metrics::page`], `/minio/metrics/v3/api/rdma` has the counters that AIStor has there: no bucket may have
+//! one of the names [`RESERVED_BUCKETS`]. Requests of the protocol `hipobj-rc-v2` under `/.hipobj-rc` are told that it is off.
+//!
 //! # Logs
 //!
 //! `s3s` logs every refused request at `error`, which clients can cause at will: add [`LOG_FILTER`] to the filter of the
-//! log. This crate logs its own failures at `error`, at most one a second, and requests at `debug`.
+//! log. This crate logs its own failures at `error`, at most one a second; faults that it was told to make at `info`; requests
+//! and transfers by RDMA at `debug`, a line each.
 
 mod checksum;
 mod chunked;
@@ -25,9 +37,11 @@ mod conditions;
 mod error;
 mod metrics;
 mod ops;
+mod own;
 mod payload;
 mod phase;
 mod range;
+mod rdma;
 mod request;
 mod response;
 mod route;
@@ -53,16 +67,23 @@ use hyper::{
     server::conn::http1,
     service::service_fn,
 };
+use prometheus_client::collector::Collector;
+use rdma_token::RemoteMemory;
 use s3s::{Body, S3Error, service::S3ServiceBuilder};
 
+pub use checksum::{Etag, EtagError};
 pub use metrics::Metrics;
+pub use own::RESERVED_BUCKETS;
 pub use phase::Phase;
+pub use rdma::{Action, Fault, FaultError, Faults, Impairment, Pacer, RdmaConfig, Timers, When};
 pub use response::{ResponseBody, ResponseBodyError};
 
 use crate::{
     ops::Operations,
     payload::Payload,
     phase::{Listener, Serving},
+    rdma::{Exchange, Rdma},
+    request::Surroundings,
     response::Response,
     turn::Turn,
 };
@@ -90,11 +111,13 @@ pub struct S3Config {
     pub region: String,
     /// The `server` header. Default `ernic`; left out if it is no header value.
     pub server: String,
+    /// What ETags are made of. Default MD5.
+    pub etag: Etag,
 }
 
 impl Default for S3Config {
     fn default() -> Self {
-        Self { max_part: 256 * 1024 * 1024, region: "us-east-1".into(), server: "ernic".into() }
+        Self { max_part: 256 * 1024 * 1024, region: "us-east-1".into(), server: "ernic".into(), etag: Etag::Md5 }
     }
 }
 
@@ -110,6 +133,8 @@ struct Inner {
     /// The `server` header.
     server: Option<HeaderValue>,
     metrics: Arc<Metrics>,
+    /// `None` while tokens are declined.
+    rdma: Option<Arc<Rdma>>,
     /// Request ids: a random start and a count.
     boot: u64,
     requests: AtomicU64,
@@ -124,19 +149,68 @@ impl std::fmt::Debug for S3Service {
     }
 }
 
-impl S3Service {
-    /// A service over `store`.
-    pub fn new(store: Arc<dyn Store>, config: S3Config) -> Self {
-        let operations = Operations::new(store, config.clone());
+/// Makes an [`S3Service`].
+pub struct S3Builder {
+    store: Arc<dyn Store>,
+    config: S3Config,
+    remote: Option<(Arc<dyn RemoteMemory>, RdmaConfig)>,
+    collectors: Vec<Box<dyn Collector>>,
+}
+
+impl std::fmt::Debug for S3Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("S3Builder")
+            .field("config", &self.config)
+            .field("remote", &self.remote.as_ref().map(|(_, config)| config))
+            .field("collectors", &self.collectors)
+            .finish_non_exhaustive()
+    }
+}
+
+impl S3Builder {
+    /// Serves requests with RDMA tokens: `memory` is what tokens name.
+    #[must_use]
+    pub fn with_remote(mut self, memory: Arc<dyn RemoteMemory>, config: RdmaConfig) -> Self {
+        self.remote = Some((memory, config));
+        self
+    }
+
+    /// Adds figures of the owner's to [`Metrics::page`], such as a device's counters.
+    #[must_use]
+    pub fn with_collector(mut self, collector: impl Collector) -> Self {
+        self.collectors.push(Box::new(collector));
+        self
+    }
+
+    /// The service.
+    pub fn build(self) -> S3Service {
+        let Self { store, config, remote, collectors } = self;
+        let metrics = Arc::new(Metrics::new(&store, collectors));
+        let rdma =
+            remote.map(|(memory, rdma)| Arc::new(Rdma::new(memory, rdma, config.max_part, Arc::clone(&metrics))));
+        let operations = Operations::new(store, config.clone(), Arc::clone(&metrics));
         let inner = Inner {
             s3s: S3ServiceBuilder::new(operations).build(),
             server: HeaderValue::from_str(&config.server).ok(),
             config,
-            metrics: Arc::default(),
+            metrics,
+            rdma,
             boot: RandomState::new().build_hasher().finish(),
             requests: AtomicU64::new(0),
         };
-        Self { inner: Arc::new(inner) }
+        S3Service { inner: Arc::new(inner) }
+    }
+}
+
+impl S3Service {
+    /// A service over `store` that declines requests with RDMA tokens.
+    pub fn new(store: Arc<dyn Store>, config: S3Config) -> Self {
+        Self::builder(store, config).build()
+    }
+
+    /// A service over `store` that is still to be set up.
+    pub fn builder(store: Arc<dyn Store>, config: S3Config) -> S3Builder {
+        S3Builder { store, config, remote: None, collectors: Vec::new() }
     }
 
     /// What the service has done so far.
@@ -165,11 +239,11 @@ impl S3Service {
     {
         let inner = Arc::clone(&self.inner);
         async move {
-            let _open = inner.metrics.connection();
+            let open = inner.metrics.connection();
             let (turn, listener) = (Turn::default(), Listener::new(on));
             let service = service_fn(|request| {
-                let (inner, turn, serving) = (&inner, turn.clone(), listener.start());
-                async move { Ok::<_, Infallible>(inner.answer(request, turn, serving).await) }
+                let (inner, turn, connection, serving) = (&inner, turn.clone(), open.number(), listener.start());
+                async move { Ok::<_, Infallible>(inner.answer(request, turn, connection, serving).await) }
             });
             let connection = http1::Builder::new()
                 // Without it, a client that sends a request and closes its side gets no answer.
@@ -191,7 +265,7 @@ impl S3Service {
 
 impl Inner {
     /// Answers one request.
-    async fn answer(&self, request: Request<Incoming>, turn: Turn, serving: Serving) -> Response {
+    async fn answer(&self, request: Request<Incoming>, turn: Turn, connection: u64, serving: Serving) -> Response {
         self.metrics.request();
         let id = self.next_id();
         let (parts, body) = request.into_parts();
@@ -199,10 +273,26 @@ impl Inner {
         let expects = parts.headers.contains_key(http::header::EXPECT);
         let payload = request::payload(body, &self.metrics);
 
-        let answer = self.run(parts, &payload, &turn).await;
+        let mut exchange = None;
+        let answer = match own::answer(&method, uri.path(), &self.metrics) {
+            Some(answer) => answer,
+            None => {
+                let around = Surroundings {
+                    turn: &turn,
+                    max_part: self.config.max_part,
+                    rdma: self.rdma.as_ref(),
+                    metrics: &self.metrics,
+                    connection,
+                };
+                self.run(parts, &payload, &around, &mut exchange).await
+            }
+        };
 
         let mut response =
             response::finish(answer, &method, uri.path(), id, self.server.as_ref(), &self.metrics, serving);
+        if let Some(exchange) = exchange {
+            exchange.reply(response.status(), response.headers_mut());
+        }
         // A body that nobody reads would be taken for the next request. Polling it would ask a client that expects
         // 100-continue to send it.
         let settled = if expects { payload.ended() } else { payload.settle(&turn).await };
@@ -218,10 +308,11 @@ impl Inner {
         &self,
         mut parts: http::request::Parts,
         payload: &Arc<Payload>,
-        turn: &Turn,
+        around: &Surroundings<'_>,
+        exchange: &mut Option<Arc<Exchange>>,
     ) -> Result<s3s::HttpResponse, S3Error> {
         let head = parts.method == Method::HEAD;
-        let prepared = request::prepare(&mut parts, payload, turn, self.config.max_part)?;
+        let prepared = request::prepare(&mut parts, payload, around, exchange)?;
         let body =
             if prepared.op.takes_document() { Body::from(request::document(&prepared).await?) } else { Body::empty() };
         let mut response = self.s3s.call(Request::from_parts(parts, body)).await.map_err(|error| {

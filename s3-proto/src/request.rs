@@ -18,11 +18,12 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Result, s3_error};
 
 use crate::{
     Metrics,
-    checksum::{Algorithm, Digests},
+    checksum::{Algorithm, Digested, Digests, Etag},
     conditions::Conditions,
     error::{error, malformed_trailer, not_implemented, too_large},
     payload::Payload,
     range::RangeSpec,
+    rdma::{self, Exchange, Rdma},
     route::{self, Op},
     turn::Turn,
 };
@@ -38,6 +39,8 @@ const MAX_USER_METADATA: usize = 2048;
 pub(crate) struct Context {
     pub(crate) payload: Arc<Payload>,
     pub(crate) turn: Turn,
+    /// The token, where the request has one: then its content is in the client's memory, and there is nothing in the body.
+    pub(crate) rdma: Option<Arc<Exchange>>,
     /// Bytes of content that will come, where the client said.
     pub(crate) length: Option<u64>,
     pub(crate) content_md5: Option<[u8; 16]>,
@@ -72,8 +75,8 @@ impl Context {
     }
 
     /// Checks what came against Content-MD5 and the client's checksum.
-    pub(crate) fn verify(&self, md5: [u8; 16], sum: &str) -> S3Result<()> {
-        if self.content_md5.is_some_and(|expected| expected != md5) {
+    pub(crate) fn verify(&self, digested: &Digested) -> S3Result<()> {
+        if self.content_md5.is_some() && self.content_md5 != digested.md5 {
             return Err(S3ErrorCode::BadDigest.into());
         }
         let name = self.checksum.algorithm.header();
@@ -82,7 +85,7 @@ impl Context {
             Expected::Value(value) => Cow::Borrowed(value),
             Expected::Trailer => Cow::Owned(self.payload.trailer(name).ok_or_else(malformed_trailer)?),
         };
-        if *expected != sum {
+        if *expected != digested.sum {
             let algorithm = self.checksum.algorithm.name();
             return Err(s3_error!(BadDigest, "The {algorithm} you specified did not match the calculated checksum."));
         }
@@ -99,23 +102,38 @@ pub(crate) struct Prepared {
     pub(crate) verify_document: bool,
 }
 
+/// What [`prepare`] needs of the service, and of the connection.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) turn: &'a Turn,
+    pub(crate) max_part: u64,
+    pub(crate) rdma: Option<&'a Arc<Rdma>>,
+    pub(crate) metrics: &'a Metrics,
+    /// The connection's number.
+    pub(crate) connection: u64,
+}
+
 /// Reads `parts` and leaves in them what `s3s` is to see. Everything that can be refused without the body is refused here.
+/// A token goes into `exchange` as soon as it is understood: what follows may refuse the request, and the answer has to say
+/// so to RDMA.
 pub(crate) fn prepare(
     parts: &mut Parts,
     payload: &Arc<Payload>,
-    turn: &Turn,
-    max_part: u64,
+    around: &Surroundings<'_>,
+    exchange: &mut Option<Arc<Exchange>>,
 ) -> Result<Prepared, S3Error> {
     check_host(parts)?;
     let query = take_signature(parts)?;
     let path = percent_decode_str(parts.uri.path()).decode_utf8().map_err(|_| S3ErrorCode::InvalidURI)?;
     let op = route::resolve(&parts.method, &path, &query)?;
     let headers = &mut parts.headers;
+    *exchange = rdma::claim(headers, op, around.rdma, around.metrics, around.connection)?;
+    let token = exchange.is_some();
     refuse_unknown_features(headers, op)?;
 
     let aws_chunked = is_aws_chunked(headers)?;
     let length = length(headers, aws_chunked)?;
-    let content = op.takes_content();
+    let content = op.takes_content() && !token;
+    let max_part = around.max_part;
     if content && length.is_none() && !headers.contains_key(header::TRANSFER_ENCODING) {
         return Err(S3ErrorCode::MissingContentLength.into());
     }
@@ -125,7 +143,7 @@ pub(crate) fn prepare(
     if op.takes_document() && length.is_some_and(|length| length > MAX_DOCUMENT) {
         return Err(S3ErrorCode::MaxMessageLengthExceeded.into());
     }
-    if aws_chunked {
+    if aws_chunked && !token {
         payload.decode(length.unwrap_or_default());
     }
 
@@ -133,10 +151,15 @@ pub(crate) fn prepare(
     let verify_document = matches!(op, Op::CreateBucket | Op::DeleteObjects);
     let context = Context {
         payload: Arc::clone(payload),
-        turn: turn.clone(),
+        turn: around.turn.clone(),
+        rdma: exchange.clone(),
         length,
+        // With a token it would be that of the empty body (rule 16 of the wire document).
         content_md5: if body { content_md5(headers)? } else { None },
-        checksum: if content || verify_document { checksum(headers, aws_chunked)? } else { Checksum::default() },
+        checksum: match op.takes_content() || verify_document {
+            true => checksum(headers, aws_chunked)?,
+            false => Checksum::default(),
+        },
         range: take_range(headers),
         conditions: Conditions::take(headers),
         meta: if op.takes_metadata() { take_metadata(headers)? } else { Metadata::default() },
@@ -149,6 +172,12 @@ pub(crate) fn prepare(
         // `s3s` takes a POST of multipart/form-data for an HTML form, whatever the operation.
         headers.remove(header::CONTENT_TYPE);
     }
+    if token && context.checksum.expected == Expected::Trailer {
+        return Err(error(
+            S3ErrorCode::InvalidRequest,
+            "There is no trailing checksum where the content comes by RDMA.",
+        ));
+    }
     let context = Arc::new(context);
     parts.extensions.insert(Arc::clone(&context));
     Ok(Prepared { op, context, verify_document })
@@ -160,7 +189,8 @@ pub(crate) async fn document(prepared: &Prepared) -> Result<Bytes, S3Error> {
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
     let verified = prepared.verify_document && context.checksum.expected != Expected::Nothing;
-    let mut digests = (verified || context.content_md5.is_some()).then(|| Digests::new(context.checksum.algorithm));
+    let needed = verified || context.content_md5.is_some();
+    let mut digests = needed.then(|| Digests::new(context.checksum.algorithm, Etag::Md5, true));
     while let Some(piece) = context.payload.next().await? {
         if (first.len() + more.len() + piece.len()) as u64 > MAX_DOCUMENT {
             return Err(S3ErrorCode::MaxMessageLengthExceeded.into());
@@ -175,7 +205,7 @@ pub(crate) async fn document(prepared: &Prepared) -> Result<Bytes, S3Error> {
         }
     }
     if let Some(digested) = digests.map(Digests::finish) {
-        context.verify(digested.md5, &digested.sum)?;
+        context.verify(&digested)?;
     }
     Ok(if more.is_empty() { first } else { [first, more.freeze()].concat().into() })
 }
@@ -232,7 +262,6 @@ fn take_signature(parts: &mut Parts) -> Result<Vec<(String, String)>, S3Error> {
 /// Refuses what would otherwise be silently ignored: the client would believe that it has been done.
 fn refuse_unknown_features(headers: &HeaderMap, op: Op) -> Result<(), S3Error> {
     for name in headers.keys().map(HeaderName::as_str) {
-        let rdma = matches!(name, "x-amz-rdma-token" | "x-cuobj-rdma-descr") && op.has_rdma_path();
         let refused = match name {
             "x-amz-tagging"
             | "x-amz-website-redirect-location"
@@ -242,14 +271,8 @@ fn refuse_unknown_features(headers: &HeaderMap, op: Op) -> Result<(), S3Error> {
                 .iter()
                 .any(|prefix| name.starts_with(prefix)),
         };
-        if refused || rdma {
-            let mut error = not_implemented(&format!("What the header {name} asks for"));
-            if rdma {
-                // Clients of S3 over RDMA fall back to the body at once when they are told so.
-                let reply = (HeaderName::from_static("x-amz-rdma-reply"), HeaderValue::from_static("501"));
-                error.set_headers([reply].into_iter().collect());
-            }
-            return Err(error);
+        if refused {
+            return Err(not_implemented(&format!("What the header {name} asks for")));
         }
     }
     if op.takes_metadata()

@@ -87,7 +87,8 @@ pub(crate) fn finish(
         let document = body.bytes().unwrap_or_default();
         body = Body::from(error::complete(&document, resource, &id));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
-    } else if let Some(document) = body.bytes()
+    } else if headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/xml")
+        && let Some(document) = body.bytes()
         && let Some(escaped) = escape_controls(&document)
     {
         body = Body::from(escaped);

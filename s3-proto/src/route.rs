@@ -182,7 +182,7 @@ pub(crate) fn resolve(method: &Method, path: &str, query: &[(String, String)]) -
     }
 }
 
-fn method_not_allowed(methods: &'static str) -> S3Error {
+pub(crate) fn method_not_allowed(methods: &'static str) -> S3Error {
     let mut error: S3Error = S3ErrorCode::MethodNotAllowed.into();
     let headers = [(http::header::ALLOW, http::HeaderValue::from_static(methods))];
     error.set_headers(headers.into_iter().collect());

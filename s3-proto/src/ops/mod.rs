@@ -25,7 +25,7 @@ use s3s::{
 };
 
 use crate::{
-    S3Config,
+    Metrics, S3Config,
     checksum::Algorithm,
     conditions::Conditions,
     error::{not_implemented, store as refused},
@@ -35,11 +35,12 @@ use crate::{
 pub(crate) struct Operations {
     store: Arc<dyn Store>,
     config: S3Config,
+    metrics: Arc<Metrics>,
 }
 
 impl Operations {
-    pub(crate) fn new(store: Arc<dyn Store>, config: S3Config) -> Self {
-        Self { store, config }
+    pub(crate) fn new(store: Arc<dyn Store>, config: S3Config, metrics: Arc<Metrics>) -> Self {
+        Self { store, config, metrics }
     }
 
     /// The condition of a write. What already fails is refused here, before a body is read; the store checks it again in the

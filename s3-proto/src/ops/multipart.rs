@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ernic_store::{Commit, ObjectInfo, PartInfo};
+use ernic_store::{Commit, Condition, ObjectInfo, PartInfo};
 use s3s::{
     S3ErrorCode, S3Request, S3Response, S3Result,
     dto::{
@@ -17,7 +17,7 @@ use s3s::{
 use super::{
     Operations, checksum_headers, checksum_of, checksum_type, etag,
     list::{Encoding, MAX_KEYS, limit},
-    object::{commit, receive},
+    object::{receive, size},
     owner,
 };
 use crate::{
@@ -64,10 +64,9 @@ pub(super) async fn upload_part(
     let context = Context::of(&request)?;
     let input = request.input;
     let number = part_number(input.part_number)?;
-    let writer = ops.store.put_part(&input.bucket, &input.key, &input.upload_id, number, context.length).await;
-    let mut writer = writer.map_err(refused)?;
-    let digested = receive(&context, &mut *writer, ops.config.max_part).await?;
-    let info = writer.commit(commit(&context, digested)).await.map_err(refused)?;
+    let size = size(&context)?;
+    let writer = ops.store.put_part(&input.bucket, &input.key, &input.upload_id, number, size).await;
+    let info = receive(ops, &context, size, writer.map_err(refused)?, Condition::None).await?;
     let output = UploadPartOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
     Ok(S3Response::with_headers(output, checksum_headers(&info)))
 }
@@ -100,8 +99,9 @@ pub(super) async fn complete(
     {
         return Err(s3_error!(InvalidRequest, "x-amz-mp-object-size is {expected}, but the parts have {size} bytes."));
     }
-    let etag_of_all = checksum::multipart_etag(parts.iter().map(|part| part.info.etag.as_str()))
-        .ok_or_else(|| error(S3ErrorCode::InternalError, "A part's ETag is no MD5."))?;
+    let etags = parts.iter().map(|part| (part.info.etag.as_str(), part.info.size));
+    let etag_of_all = checksum::multipart_etag(etags)
+        .ok_or_else(|| error(S3ErrorCode::InternalError, "The parts have ETags of different kinds."))?;
     let checksums = whole_checksum(&input, &parts)?;
     let condition = ops.condition(bucket, key, &context.conditions).await?;
 

@@ -3,13 +3,15 @@
 use std::{
     ops::Range,
     pin::Pin,
+    sync::Arc,
     task::{Context as TaskContext, Poll, ready},
 };
 
 use bytes::Bytes;
-use ernic_store::{ByteStream as StoreStream, Commit, ObjectInfo, ObjectWriter, PutOptions};
+use ernic_store::{ByteStream as StoreStream, Commit, Condition, ObjectInfo, ObjectWriter, PutOptions};
 use futures_util::Stream;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use rdma_token::RemoteAccess;
 use s3s::{
     S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
     dto::{
@@ -26,6 +28,7 @@ use crate::{
     checksum::{Digested, Digests},
     conditions::Verdict,
     error::{invalid_range, not_implemented, store as refused, too_large},
+    rdma::Transfer,
     request::Context,
 };
 
@@ -145,10 +148,10 @@ macro_rules! describe {
 }
 
 /// What `s3s` would not write as it came: user metadata, `expires`; and the checksum, if it is asked for and is that of the
-/// bytes that are sent.
-fn more_headers(info: &ObjectInfo, view: &View, checksum_mode: Option<&str>, expires: bool) -> HeaderMap {
+/// `sent` bytes.
+fn more_headers(info: &ObjectInfo, sent: u64, checksum_mode: Option<&str>, expires: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    if checksum_mode.is_some_and(|mode| mode.eq_ignore_ascii_case("enabled")) && view.len() == info.size {
+    if checksum_mode.is_some_and(|mode| mode.eq_ignore_ascii_case("enabled")) && sent == info.size {
         headers = checksum_headers(info);
     }
     for (name, value) in &info.meta.user {
@@ -173,10 +176,26 @@ pub(super) async fn get(ops: &Operations, request: S3Request<GetObjectInput>) ->
     let object = ops.store.get(&input.bucket, &input.key).await.map_err(refused)?;
     let view = View::new(&context, &object.info, input.part_number)?;
     let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
-    let headers = more_headers(&object.info, &view, mode, input.response_expires.is_none());
     let mut output = describe!(GetObjectOutput, object.info, view);
-    let content = Content { pieces: object.data.read(view.range.clone()), piece: Bytes::new(), left: view.len() };
-    output.body = Some(StreamingBlob::new(content));
+    let sent = match &context.rdma {
+        Some(exchange) => {
+            let mut transfer = Transfer::open(exchange, RemoteAccess::Write).await?;
+            let count = transfer.fit(view.len())?;
+            let content = object.data.read(view.range.start..view.range.start + count);
+            transfer.write(content, count, &context.turn).await?;
+            transfer.complete();
+            output.content_length = Some(0);
+            count
+        }
+        None => {
+            let pieces = object.data.read(view.range.clone());
+            let content = Content { pieces, piece: Bytes::new(), left: view.len() };
+            output.body = Some(StreamingBlob::new(content));
+            ops.metrics.body_read();
+            view.len()
+        }
+    };
+    let headers = more_headers(&object.info, sent, mode, input.response_expires.is_none());
     Ok(S3Response::with_headers(output, headers))
 }
 
@@ -190,7 +209,7 @@ pub(super) async fn head(
     let info = ops.store.head(&input.bucket, &input.key).await.map_err(refused)?;
     let view = View::new(&context, &info, input.part_number)?;
     let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
-    let headers = more_headers(&info, &view, mode, true);
+    let headers = more_headers(&info, view.len(), mode, true);
     let mut output = describe!(HeadObjectOutput, info, view);
     // `s3s` overrides the headers of a GET itself.
     let replace = |header: &mut Option<String>, with: Option<String>| {
@@ -210,26 +229,62 @@ pub(super) async fn put(ops: &Operations, request: S3Request<PutObjectInput>) ->
     let context = Context::of(&request)?;
     let input = request.input;
     let condition = ops.condition(&input.bucket, &input.key, &context.conditions).await?;
-    let options = PutOptions { size: context.length, meta: context.meta.clone() };
-    let mut writer = ops.store.put(&input.bucket, &input.key, options).await.map_err(refused)?;
-    let digested = receive(&context, &mut *writer, ops.config.max_part).await?;
-    let info = writer.commit(Commit { condition, ..commit(&context, digested) }).await.map_err(refused)?;
+    let size = size(&context)?;
+    let options = PutOptions { size, meta: context.meta.clone() };
+    let writer = ops.store.put(&input.bucket, &input.key, options).await.map_err(refused)?;
+    let info = receive(ops, &context, size, writer, condition).await?;
     let output = PutObjectOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
     Ok(S3Response::with_headers(output, checksum_headers(&info)))
 }
 
-/// How content that has been received and verified is committed.
-pub(super) fn commit(context: &Context, digested: Digested) -> Commit {
-    Commit {
-        etag: hex::encode(digested.md5),
-        checksums: vec![(context.checksum.algorithm.name().to_owned(), digested.sum)],
-        ..Default::default()
+/// Bytes of content that are to come, where that is known.
+pub(super) fn size(context: &Context) -> S3Result<Option<u64>> {
+    match &context.rdma {
+        Some(exchange) => exchange.size(context.length).map(Some),
+        None => Ok(context.length),
     }
 }
 
-/// Takes the body into `writer` and checks it. One copy, and one pass of the digests over what is still in the cache.
-pub(super) async fn receive(context: &Context, writer: &mut dyn ObjectWriter, max_part: u64) -> S3Result<Digested> {
-    let mut digests = Digests::new(context.checksum.algorithm);
+/// Takes the content into `writer`, from the body or from the client's memory, checks it and makes it visible.
+pub(super) async fn receive(
+    ops: &Operations,
+    context: &Context,
+    size: Option<u64>,
+    mut writer: Box<dyn ObjectWriter>,
+    condition: Condition,
+) -> S3Result<Arc<ObjectInfo>> {
+    let mut digests = Digests::new(context.checksum.algorithm, ops.config.etag, context.content_md5.is_some());
+    let commit = |digested: Digested| Commit {
+        etag: digested.etag,
+        checksums: vec![(context.checksum.algorithm.name().to_owned(), digested.sum)],
+        condition,
+    };
+    let Some(exchange) = &context.rdma else {
+        from_body(context, &mut *writer, &mut digests, ops.config.max_part).await?;
+        let digested = digests.finish();
+        context.verify(&digested)?;
+        let info = writer.commit(commit(digested)).await.map_err(refused)?;
+        ops.metrics.body_write();
+        return Ok(info);
+    };
+    let mut transfer = Transfer::open(exchange, RemoteAccess::Read).await?;
+    let size = size.unwrap_or_default();
+    transfer.check_fits(size)?;
+    transfer.read(&mut *writer, size, &mut digests, &context.turn).await?;
+    let digested = digests.finish();
+    context.verify(&digested).map_err(|error| transfer.refuse("checksum", error))?;
+    let info = writer.commit(commit(digested)).await.map_err(|error| transfer.refuse("store", refused(error)))?;
+    transfer.complete();
+    Ok(info)
+}
+
+/// Takes the body into `writer`. One copy, and one pass of the digests over what is still in the cache.
+async fn from_body(
+    context: &Context,
+    writer: &mut dyn ObjectWriter,
+    digests: &mut Digests,
+    max_part: u64,
+) -> S3Result<()> {
     let mut step = 0;
     while let Some(mut piece) = context.payload.next().await? {
         if writer.written() + piece.len() as u64 > max_part {
@@ -252,9 +307,7 @@ pub(super) async fn receive(context: &Context, writer: &mut dyn ObjectWriter, ma
     if context.length.is_some_and(|length| length != writer.written()) {
         return Err(S3ErrorCode::IncompleteBody.into());
     }
-    let digested = digests.finish();
-    context.verify(digested.md5, &digested.sum)?;
-    Ok(digested)
+    Ok(())
 }
 
 pub(super) async fn delete(
