@@ -269,9 +269,11 @@ pub trait Response: Sized {
 macro_rules! requests {
     ($($name:ident),* $(,)?) => {$(
         impl Request for $name {
+            #[inline]
             fn from_cmd(cmd: &AdminCmd) -> &Self {
                 zerocopy::transmute_ref!(cmd)
             }
+            #[inline]
             fn into_cmd(self) -> AdminCmd {
                 zerocopy::transmute!(self)
             }
@@ -282,9 +284,11 @@ macro_rules! requests {
 macro_rules! responses {
     ($($name:ident),* $(,)?) => {$(
         impl Response for $name {
+            #[inline]
             fn from_comp(comp: &AdminComp) -> &Self {
                 zerocopy::transmute_ref!(comp)
             }
+            #[inline]
             fn into_comp(self) -> AdminComp {
                 zerocopy::transmute!(self)
             }
@@ -783,6 +787,7 @@ wire! {
 impl AdminCmd {
     /// The command as a typed request.
     #[must_use]
+    #[inline]
     pub fn view<T: Request>(&self) -> &T {
         T::from_cmd(self)
     }
@@ -791,18 +796,21 @@ impl AdminCmd {
 impl AdminComp {
     /// A completion that says only `status`.
     #[must_use]
+    #[inline]
     pub fn new(status: Status) -> Self {
         Self { status, ..Self::default() }
     }
 
     /// The completion as a typed response.
     #[must_use]
+    #[inline]
     pub fn view<T: Response>(&self) -> &T {
         T::from_comp(self)
     }
 
     /// Whether the color bit is set.
     #[must_use]
+    #[inline]
     pub fn color(&self) -> bool {
         self.color & COMP_COLOR != 0
     }
@@ -816,12 +824,14 @@ fn first_u32(value: &[u8]) -> u32 {
 impl PortSetattrCmd {
     /// The value of an attribute that is a u8.
     #[must_use]
+    #[inline]
     pub fn value_u8(&self) -> u8 {
         self.value[0]
     }
 
     /// The value of an attribute that is a u32 (speed in Mb/s, MTU in bytes).
     #[must_use]
+    #[inline]
     pub fn value_u32(&self) -> u32 {
         first_u32(&self.value)
     }
@@ -830,36 +840,42 @@ impl PortSetattrCmd {
 impl LifSetattrCmd {
     /// Value of [`LifAttr::STATE`].
     #[must_use]
+    #[inline]
     pub fn state(&self) -> LifState {
         LifState(self.value[0])
     }
 
     /// Value of [`LifAttr::NAME`], NUL-padded (`IONIC_IFNAMSIZ` bytes).
     #[must_use]
+    #[inline]
     pub fn name(&self) -> [u8; 16] {
         self.value.first_chunk().copied().unwrap_or_default()
     }
 
     /// Value of [`LifAttr::MTU`], bytes.
     #[must_use]
+    #[inline]
     pub fn mtu(&self) -> u32 {
         first_u32(&self.value)
     }
 
     /// Value of [`LifAttr::MAC`].
     #[must_use]
+    #[inline]
     pub fn mac(&self) -> [u8; 6] {
         self.value.first_chunk().copied().unwrap_or_default()
     }
 
     /// Value of [`LifAttr::FEATURES`].
     #[must_use]
+    #[inline]
     pub fn features(&self) -> EthFeatures {
         EthFeatures::from_bits_retain(self.value.first_chunk().map_or(0, |b| u64::from_le_bytes(*b)))
     }
 
     /// Value of [`LifAttr::RSS`].
     #[must_use]
+    #[inline]
     pub fn rss(&self) -> &RssValue {
         zerocopy::transmute_ref!(&self.value)
     }
@@ -883,18 +899,21 @@ impl RxFilterMatch {
 impl RxFilterAddCmd {
     /// What it matches.
     #[must_use]
+    #[inline]
     pub fn match_type(&self) -> RxFilterMatch {
         RxFilterMatch(self.match_.get())
     }
 
     /// VLAN id of a [`RxFilterMatch::VLAN`] or [`RxFilterMatch::MAC_VLAN`] filter.
     #[must_use]
+    #[inline]
     pub fn vlan(&self) -> u16 {
         u16::from_le_bytes([self.value[0], self.value[1]])
     }
 
     /// Address of a [`RxFilterMatch::MAC`] (offset 0) or [`RxFilterMatch::MAC_VLAN`] (offset 2) filter.
     #[must_use]
+    #[inline]
     pub fn mac(&self) -> [u8; 6] {
         let at = if self.match_type() == RxFilterMatch::MAC_VLAN { 2 } else { 0 };
         self.value[at..].first_chunk().copied().unwrap_or_default()

@@ -150,6 +150,7 @@ impl TxqDesc {
 
     /// Packs `cmd` (`encode_txq_desc_cmd`); values beyond their field are cut.
     #[must_use]
+    #[inline]
     pub const fn pack(opcode: TxqOpcode, flags: TxqFlags, nsge: u8, addr: u64) -> u64 {
         (flags.bits() & 0xf) as u64
             | ((opcode.0 & 0xf) as u64) << Self::OPCODE_SHIFT
@@ -163,48 +164,56 @@ impl TxqDesc {
 
     /// Flags.
     #[must_use]
+    #[inline]
     pub fn flags(&self) -> TxqFlags {
         TxqFlags::from_bits_retain(self.nibble(0))
     }
 
     /// Opcode.
     #[must_use]
+    #[inline]
     pub fn opcode(&self) -> TxqOpcode {
         TxqOpcode(self.nibble(Self::OPCODE_SHIFT))
     }
 
     /// Number of scatter-gather elements, 0–15.
     #[must_use]
+    #[inline]
     pub fn nsge(&self) -> u8 {
         self.nibble(Self::NSGE_SHIFT)
     }
 
     /// Address of the first buffer, 52 bits.
     #[must_use]
+    #[inline]
     pub fn addr(&self) -> u64 {
         self.cmd.get() >> Self::ADDR_SHIFT
     }
 
     /// `csum_start` of CSUM_PARTIAL: first byte of the sum, from the start of the frame.
     #[must_use]
+    #[inline]
     pub fn csum_start(&self) -> u16 {
         self.hword1.get()
     }
 
     /// `csum_offset` of CSUM_PARTIAL: where the sum goes, from `csum_start`.
     #[must_use]
+    #[inline]
     pub fn csum_offset(&self) -> u16 {
         self.hword2.get()
     }
 
     /// `hdr_len` of TSO: bytes before the TCP payload.
     #[must_use]
+    #[inline]
     pub fn hdr_len(&self) -> u16 {
         self.hword1.get()
     }
 
     /// `mss` of TSO: payload bytes of a full segment.
     #[must_use]
+    #[inline]
     pub fn mss(&self) -> u16 {
         self.hword2.get()
     }
@@ -268,18 +277,21 @@ pub const RXQ_COMP_PKT_TYPE_MASK: u8 = 0x7f;
 impl RxqComp {
     /// Checksum flags.
     #[must_use]
+    #[inline]
     pub fn flags(&self) -> RxqCsumFlags {
         RxqCsumFlags::from_bits_retain(self.csum_flags)
     }
 
     /// Packet type.
     #[must_use]
+    #[inline]
     pub fn pkt_type(&self) -> PktType {
         PktType(self.pkt_type_color & RXQ_COMP_PKT_TYPE_MASK)
     }
 
     /// Whether the color bit is set.
     #[must_use]
+    #[inline]
     pub fn color(&self) -> bool {
         self.pkt_type_color & COMP_COLOR != 0
     }

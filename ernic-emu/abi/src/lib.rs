@@ -85,6 +85,7 @@ macro_rules! wire {
         const _: () = assert!(size_of::<$name>() == $size);
         impl Default for $name {
             /// All bytes zero.
+            #[inline]
             fn default() -> Self {
                 zerocopy::FromZeros::new_zeroed()
             }

@@ -200,6 +200,7 @@ impl Doorbell {
 
     /// Takes a written value apart; bits that mean nothing are ignored.
     #[must_use]
+    #[inline]
     pub const fn from_value(value: u64) -> Self {
         let b = value.to_le_bytes();
         Self {
@@ -211,6 +212,7 @@ impl Doorbell {
 
     /// The value to write; a queue number or ring beyond its field is cut.
     #[must_use]
+    #[inline]
     pub const fn value(self) -> u64 {
         self.p_index as u64
             | ((self.ring & Self::RING_MASK) as u64) << Self::RING_SHIFT
@@ -221,6 +223,7 @@ impl Doorbell {
     ///
     /// `page` is `hw_index * ndbpgs_per_lif + pid`, `hw_type` what Q_INIT answered.
     #[must_use]
+    #[inline]
     pub const fn offset(page: u32, hw_type: u8) -> u64 {
         page as u64 * DB_PAGE_SIZE + hw_type as u64 * 8
     }
