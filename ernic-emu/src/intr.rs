@@ -31,11 +31,21 @@ struct Vector {
     coal_init: u32,
     coal: u32,
     raised: u64,
+    unmasks: u64,
 }
 
 impl Default for Vector {
     fn default() -> Self {
-        Self { mask: true, mask_assert: false, pending: false, outstanding: 0, coal_init: 0, coal: 0, raised: 0 }
+        Self {
+            mask: true,
+            mask_assert: false,
+            pending: false,
+            outstanding: 0,
+            coal_init: 0,
+            coal: 0,
+            raised: 0,
+            unmasks: 0,
+        }
     }
 }
 
@@ -113,6 +123,12 @@ impl Interrupts {
         self.vectors.get(usize::from(vector)).map_or(0, |v| v.raised)
     }
 
+    /// How often the driver said, by unmasking with a credit write, that it has seen everything.
+    #[must_use]
+    pub fn unmasks(&self, vector: u16) -> u64 {
+        self.vectors.get(usize::from(vector)).map_or(0, |v| v.unmasks)
+    }
+
     /// Whether an event waits for this vector to be unmasked.
     #[must_use]
     pub fn pending(&self, vector: u16) -> bool {
@@ -166,6 +182,7 @@ impl Interrupts {
                         v.pending = true;
                     }
                     v.mask = false;
+                    v.unmasks += 1;
                     self.try_fire(index);
                 }
             }

@@ -13,5 +13,6 @@ pub mod mem;
 pub mod offload;
 pub mod pci;
 pub mod ratelimit;
+pub mod rdma;
 pub mod rss;
 pub mod vfio;

@@ -31,7 +31,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{FileType, OFlags, SealFlags};
@@ -632,6 +632,26 @@ impl GuestMemory {
         self.store_word(iova, value.to_le())
     }
 
+    /// Stores 4 bytes at once, with release order; `word` has them as they stand in memory.
+    ///
+    /// # Errors
+    /// [`DmaError::Misaligned`] unless `iova` is a multiple of 4; otherwise as [`GuestMemory::write`].
+    pub fn store_u32(&self, iova: u64, word: [u8; 4]) -> Result<(), DmaError> {
+        if !iova.is_multiple_of(4) {
+            return Err(DmaError::Misaligned { iova, len: 4 });
+        }
+        let table = self.table();
+        if let Some(map) = table.whole(iova, 4, Prot::WRITE)
+            && let Backing::Direct { base, .. } = map.backing
+        {
+            // SAFETY: as in `store_word`.
+            unsafe { store_release_u32(base.add(to_usize(iova - map.iova)), u32::from_ne_bytes(word)) };
+            return Ok(());
+        }
+        fence(Ordering::Release);
+        self.write_runs(table, iova, &word)
+    }
+
     /// Stores a word whose bytes in memory are those of `word`; `iova` is aligned.
     fn store_word(&self, iova: u64, word: u64) -> Result<(), DmaError> {
         let table = self.table();
@@ -782,6 +802,16 @@ unsafe fn bulk_copy(src: *const u8, dst: *mut u8, len: usize) {
 unsafe fn store_release(at: *mut u8, word: u64) {
     // SAFETY: aligned and valid by the caller's promise. An atomic may be shared with anyone, also with another process.
     unsafe { AtomicU64::from_ptr(at.cast()) }.store(word, Ordering::Release);
+}
+
+/// As [`store_release`], for 4 bytes.
+///
+/// # Safety
+/// 4 bytes at `at` are mapped writable and backed, and `at` is a multiple of 4.
+#[inline]
+unsafe fn store_release_u32(at: *mut u8, word: u32) {
+    // SAFETY: as in `store_release`.
+    unsafe { AtomicU32::from_ptr(at.cast()) }.store(word, Ordering::Release);
 }
 
 /// Copies from a mapping whose pages may be missing.

@@ -17,6 +17,7 @@ mod eth;
 mod event;
 mod ident;
 mod info;
+mod rdma;
 mod regs;
 
 pub use cmd::*;
@@ -24,6 +25,7 @@ pub use eth::*;
 pub use event::*;
 pub use ident::*;
 pub use info::*;
+pub use rdma::*;
 pub use regs::*;
 
 pub use zerocopy::little_endian::{U16, U32, U64};

@@ -21,7 +21,7 @@ use super::{
     rx::RxQueue,
     tx::{Rings, TxQueue},
 };
-use crate::{pci, rss};
+use crate::{pci, rdma::Rdma, rss};
 
 /// How a command arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +89,13 @@ impl Device {
                 | Opcode::Q_CONTROL,
                 _,
             ) => self.lif_command(cmd),
+            (Opcode::RDMA_RESET_LIF, _) => {
+                self.rdma.reset(&mut self.intr);
+                OK
+            }
+            (Opcode::RDMA_CREATE_EQ | Opcode::RDMA_CREATE_CQ | Opcode::RDMA_CREATE_ADMINQ, Via::AdminQueue) => {
+                self.rdma.create_queue(cmd.view()).and(OK)
+            }
             (opcode, Via::AdminQueue) if is_device_command(opcode) => Err(Status::DEV_CMD),
             (_, Via::Mailbox) => self.device_command(cmd, data),
             _ => Err(Status::EOPCODE),
@@ -154,6 +161,7 @@ impl Device {
                 if cmd.view::<LifResetCmd>().index.get() != 0 {
                     return Err(Status::EINVAL);
                 }
+                self.rdma.reset(&mut self.intr);
                 self.nic.reset_lif(&self.config, &mut self.intr);
                 self.pending.reset = true;
                 OK
@@ -195,7 +203,9 @@ impl Device {
 
     fn lif_identity(&self) -> LifIdentity {
         let mut id = LifIdentity::new_zeroed();
+        // The RDMA half is described but not announced until requests can use it: a driver would bind to it.
         id.capabilities = LifCaps::ETH.bits().into();
+        id.rdma = Rdma::identity();
         id.eth.version = IDENTITY_VERSION_1;
         id.eth.max_ucast_filters = MAX_FILTERS.into();
         id.eth.max_mcast_filters = MAX_FILTERS.into();

@@ -34,6 +34,7 @@ use crate::{
     link::Link,
     mem::GuestMemory,
     pci::{self, ConfigSpace, MSIX_PBA, MSIX_TABLE},
+    rdma::{self, MemoryRegions, Objects, Rdma},
     vfio::{IrqAction, IrqTable, RegionInfo, VfioDevice},
 };
 
@@ -103,6 +104,7 @@ pub struct Device {
     /// The MSI-X table as written; delivery goes by the client's eventfds.
     msix_table: Vec<u8>,
     nic: Nic,
+    rdma: Rdma,
     link_up: bool,
     link_flaps: u16,
     /// The driver has not been told of the last link change.
@@ -134,6 +136,7 @@ impl Device {
             regs: DevCmdRegs::new_zeroed(),
             msix_table: vec![0; usize::from(pci::VECTORS) * 16],
             nic: Nic::new(&config),
+            rdma: Rdma::new(),
             link_up: true,
             link_flaps: 0,
             link_changed: false,
@@ -175,6 +178,18 @@ impl Device {
         self.nic.lif.mtu
     }
 
+    /// The memory regions that the guest has registered; shared with whoever moves bytes in and out of them.
+    #[must_use]
+    pub fn regions(&self) -> &MemoryRegions {
+        self.rdma.regions()
+    }
+
+    /// How many RDMA objects there are.
+    #[must_use]
+    pub fn rdma_objects(&self) -> Objects {
+        self.rdma.objects()
+    }
+
     /// Whether a driver has initialised the LIF.
     #[must_use]
     pub fn attached(&self) -> bool {
@@ -201,6 +216,12 @@ impl Device {
         if open {
             more |= self.run_admin_queue(&mut events);
             self.tell_link(link);
+            more |= self.rdma.run(&mut rdma::Env {
+                mem: &self.mem,
+                intr: &mut self.intr,
+                events: &mut events,
+                errors: &mut self.nic.stats.guest,
+            });
             if std::mem::take(&mut self.link_changed) {
                 let (up, flaps) = (self.link_up, self.link_flaps);
                 let (nic, mut env) = split(&mut self.nic, &self.mem, &mut self.intr, &mut self.scratch, &mut events);
@@ -212,13 +233,18 @@ impl Device {
         }
         let (nic, env) = split(&mut self.nic, &self.mem, &mut self.intr, &mut self.scratch, &mut events);
         more |= link.poll(now, &mut RxPort { nic, env, open: open && self.link_up }).more;
+        self.raise(events);
+        let deadline = if open { self.nic.refresh_stats(&self.mem, now) } else { None };
+        Poll { more, deadline }
+    }
+
+    /// Raises the vectors of a turn, one bit each.
+    fn raise(&mut self, mut events: u64) {
         while events != 0 {
             let vector = events.trailing_zeros();
             events &= events - 1;
             self.intr.event(u16::try_from(vector).unwrap_or(u16::MAX));
         }
-        let deadline = if open { self.nic.refresh_stats(&self.mem, now) } else { None };
-        Poll { more, deadline }
     }
 
     fn tell_link(&mut self, link: &mut dyn Link) {
@@ -267,6 +293,7 @@ impl Device {
         let guest = self.nic.stats.guest;
         self.nic = Nic::new(&self.config);
         self.nic.stats.guest = guest;
+        self.rdma.reset(&mut self.intr);
         self.intr.reset();
         self.pending = Pending { reset: true, mtu: Some(DEFAULT_MTU) };
         self.half = None;
@@ -381,7 +408,22 @@ impl Device {
         let page = offset / DB_PAGE_SIZE;
         let qtype = u8::try_from(offset % DB_PAGE_SIZE / 8).map_or(QType(u8::MAX), QType);
         // Page 0 is the kernel's; the others belong to verbs contexts, which own no Ethernet queue.
-        if page != 0 || !self.nic.doorbell(qtype, doorbell.qid, doorbell.ring, doorbell.p_index) {
+        let known = if page == 0 && self.nic.doorbell(qtype, doorbell.qid, doorbell.ring, doorbell.p_index) {
+            true
+        } else {
+            let mut events = 0;
+            let mut env = rdma::Env {
+                mem: &self.mem,
+                intr: &mut self.intr,
+                events: &mut events,
+                errors: &mut self.nic.stats.guest,
+            };
+            let known = self.pci.bus_master()
+                && u16::try_from(page).is_ok_and(|page| self.rdma.doorbell(&mut env, page, qtype.0, doorbell));
+            self.raise(events);
+            known
+        };
+        if !known {
             self.nic.stats.guest.doorbells += 1;
             crate::debug_limited!(page, ?qtype, ?doorbell, "doorbell for no queue");
         }

@@ -17,6 +17,10 @@ pub struct GuestErrors {
     pub bad_commands: u64,
     /// Admin queue descriptors or completions outside guest memory.
     pub admin_dma: u64,
+    /// RDMA admin commands refused.
+    pub rdma_commands: u64,
+    /// RDMA queues or tables outside guest memory.
+    pub rdma_dma: u64,
     /// Information blocks or notify entries outside guest memory.
     pub info_dma: u64,
 }

@@ -1,0 +1,191 @@
+//! Queue pairs: their state, and what the driver may ask of it.
+
+use ionic_abi::{ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryRq, QuerySq};
+
+use super::pages::Pages;
+
+/// Bits that MODIFY_QP's ACCESS_FLAGS change.
+const ACCESS: QpFlags = QpFlags::REMOTE_WRITE.union(QpFlags::REMOTE_READ).union(QpFlags::REMOTE_ATOMIC);
+
+/// One ring of work requests.
+#[derive(Debug)]
+pub(super) struct WorkQueue {
+    pub(super) cq: u32,
+    pages: Pages,
+    log2: u8,
+    stride_log2: u8,
+    prod: u16,
+    cons: u16,
+}
+
+impl WorkQueue {
+    pub(super) fn new(cq: u32, pages: Pages, log2: u8, stride_log2: u8) -> Self {
+        Self { cq, pages, log2, stride_log2, prod: 0, cons: 0 }
+    }
+
+    fn mask(&self) -> u16 {
+        u16::try_from((1u32 << self.log2) - 1).unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn entries(&self) -> u64 {
+        self.pages.entries()
+    }
+
+    pub(super) fn set_producer(&mut self, prod: u16) -> bool {
+        let fits = prod <= self.mask();
+        if fits {
+            self.prod = prod;
+        }
+        fits
+    }
+
+    pub(super) fn available(&self) -> u16 {
+        self.prod.wrapping_sub(self.cons) & self.mask()
+    }
+
+    /// Bus address of the next entry.
+    pub(super) fn next(&self) -> Option<u64> {
+        let len = 1u64 << self.stride_log2;
+        let (bus, run) = self.pages.run(u64::from(self.cons) * len, len)?;
+        (run >= len).then_some(bus)
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.prod = 0;
+        self.cons = 0;
+    }
+
+    /// Moves past the next entry.
+    pub(super) fn discard_one(&mut self) {
+        self.cons = self.cons.wrapping_add(1) & self.mask();
+    }
+
+    pub(super) fn discard(&mut self) {
+        self.cons = self.prod;
+    }
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    /// The doorbell page that may ring it.
+    pub(super) page: u16,
+    pub(super) kind: QpType,
+    pub(super) state: QpState,
+    pub(super) sq: WorkQueue,
+    pub(super) rq: WorkQueue,
+    flags: QpFlags,
+    rq_psn: u32,
+    sq_psn: u32,
+    qkey_dest_qpn: u32,
+    rate_limit: u32,
+    pmtu: u8,
+    retry: u8,
+    rnr_timer: u8,
+    retry_timeout: u8,
+    rsq_depth: u8,
+    rrq_depth: u8,
+}
+
+/// Path MTU until one is set: 1,024 bytes.
+const DEFAULT_PMTU: u8 = 10;
+/// Path MTUs that IB has: 256 to 4,096 bytes.
+const PMTUS: std::ops::RangeInclusive<u8> = 8..=12;
+
+impl QueuePair {
+    pub(super) fn new(page: u16, kind: QpType, flags: QpFlags, sq: WorkQueue, rq: WorkQueue) -> Self {
+        Self {
+            page,
+            kind,
+            state: QpState::RESET,
+            sq,
+            rq,
+            flags,
+            rq_psn: 0,
+            sq_psn: 0,
+            qkey_dest_qpn: 0,
+            rate_limit: 0,
+            pmtu: DEFAULT_PMTU,
+            retry: 0,
+            rnr_timer: 0,
+            retry_timeout: 0,
+            rsq_depth: 0,
+            rrq_depth: 0,
+        }
+    }
+
+    pub(super) fn entries(&self) -> u64 {
+        self.sq.entries() + self.rq.entries()
+    }
+
+    /// Applies the fields that the mask names; the new state if the state is among them. The kernel has checked the
+    /// transition; what no transition could be is `None`.
+    pub(super) fn modify(&mut self, cmd: &ModifyQp) -> Option<Option<QpState>> {
+        let mask = QpAttr::from_bits_truncate(cmd.attr_mask.get());
+        let to = QpState(cmd.type_state & 0x0f);
+        if mask.contains(QpAttr::STATE) && to.name().is_none() {
+            return None;
+        }
+        if mask.contains(QpAttr::PATH_MTU) {
+            if !PMTUS.contains(&cmd.pmtu) {
+                return None;
+            }
+            self.pmtu = cmd.pmtu;
+        }
+        let low = QpFlags::from_bits_truncate(cmd.access_flags.get().into());
+        if mask.contains(QpAttr::ACCESS_FLAGS) {
+            self.flags = (self.flags - ACCESS) | (low & ACCESS);
+        }
+        let set = |bit, field: &mut u32, value: u32| {
+            if mask.contains(bit) {
+                *field = value;
+            }
+        };
+        set(QpAttr::RQ_PSN, &mut self.rq_psn, cmd.rq_psn.get());
+        set(QpAttr::SQ_PSN, &mut self.sq_psn, cmd.sq_psn.get());
+        set(QpAttr::RATE_LIMIT, &mut self.rate_limit, cmd.rate_limit_kbps.get());
+        set(QpAttr::QKEY, &mut self.qkey_dest_qpn, cmd.qkey_dest_qpn.get());
+        set(QpAttr::DEST_QPN, &mut self.qkey_dest_qpn, cmd.qkey_dest_qpn.get());
+        let set = |bit, field: &mut u8, value: u8| {
+            if mask.contains(bit) {
+                *field = value;
+            }
+        };
+        set(QpAttr::TIMEOUT, &mut self.retry_timeout, cmd.retry_timeout);
+        set(QpAttr::MIN_RNR_TIMER, &mut self.rnr_timer, cmd.rnr_timer);
+        set(QpAttr::MAX_DEST_RD_ATOMIC, &mut self.rsq_depth, cmd.rsq_depth);
+        set(QpAttr::MAX_QP_RD_ATOMIC, &mut self.rrq_depth, cmd.rrq_depth);
+        if mask.contains(QpAttr::RETRY_CNT) {
+            self.retry = self.retry & 0xf0 | cmd.retry & 0x0f;
+        }
+        if mask.contains(QpAttr::RNR_RETRY) {
+            self.retry = self.retry & 0x0f | cmd.retry & 0xf0;
+        }
+        Some(mask.contains(QpAttr::STATE).then_some(to))
+    }
+
+    /// The answer of QUERY_QP.
+    pub(super) fn query(&self) -> (QuerySq, QueryRq) {
+        // The query answers have room for the low half.
+        let access = u16::try_from(self.flags.bits() & 0xffff).unwrap_or(0);
+        let sq = QuerySq {
+            rnr_timer: self.rnr_timer,
+            retry_timeout: self.retry_timeout,
+            access_perms_flags: access.into(),
+            qkey_dest_qpn: self.qkey_dest_qpn.into(),
+            rate_limit_kbps: self.rate_limit.into(),
+            rq_psn: self.rq_psn.into(),
+            ..QuerySq::default()
+        };
+        let rq = QueryRq {
+            state_pmtu: self.state.0 << 4 | self.pmtu,
+            retry_rnrtry: self.retry,
+            rrq_depth: self.rrq_depth,
+            rsq_depth: self.rsq_depth,
+            sq_psn: self.sq_psn.into(),
+            access_perms_flags: access.into(),
+            ..QueryRq::default()
+        };
+        (sq, rq)
+    }
+}

@@ -1,0 +1,401 @@
+//! The memory-region table: key → protection domain, access, address range, pages.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ionic_abi::{AdminStatus, CreateMr, MrFlags};
+use rdma_token::Window;
+
+use super::pages::{PageList, Pages};
+use crate::mem::{DmaError, GuestMemory};
+
+/// Regions and windows together (`nmrs_per_lif`); index 0 is reserved.
+pub const MAX_REGIONS: u32 = 65_536;
+/// Page table entries of all regions together (`npts_per_lif`): 64 GiB of 4 KiB pages, at 8 bytes of ours each.
+pub const MAX_PAGES: u32 = 16 << 20;
+
+/// Why a key does not give access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RegionError {
+    /// Key 0 is the driver's own key to all of memory, and not for anybody else.
+    #[error("key 0 is reserved")]
+    Reserved,
+    /// There is no region of that index.
+    #[error("no region has this key")]
+    Unknown,
+    /// There is one, but under another key, or nothing is mapped to it now.
+    #[error("the key is stale")]
+    Stale,
+    /// The region does not allow it.
+    #[error("the region does not allow this access")]
+    Access,
+    /// The range leaves the region.
+    #[error("the range leaves the region")]
+    Bounds,
+    /// A page of it is not guest memory now.
+    #[error("the region's pages are gone: {0}")]
+    Dma(#[from] DmaError),
+}
+
+/// A registered region.
+#[derive(Debug)]
+struct Region {
+    key: u32,
+    pd: u32,
+    flags: MrFlags,
+    /// `None` until a fast registration or bind maps something.
+    pages: Option<Pages>,
+}
+
+#[derive(Debug)]
+struct Table {
+    slots: Vec<Option<Arc<Region>>>,
+    live: u32,
+    budget: u64,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { slots: Vec::new(), live: 0, budget: MAX_PAGES.into() }
+    }
+}
+
+/// The table. Clones share it: the device changes it, transfers look keys up in it.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryRegions(Arc<RwLock<Table>>);
+
+fn index(key: u32) -> usize {
+    usize::try_from(key >> 8).unwrap_or(usize::MAX)
+}
+
+impl MemoryRegions {
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Table> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers what CREATE_MR describes.
+    pub(super) fn create(&self, mem: &GuestMemory, cmd: &CreateMr) -> Result<(), AdminStatus> {
+        let key = cmd.id_ver.get();
+        let at = index(key);
+        if at == 0 || at >= MAX_REGIONS as usize {
+            return Err(AdminStatus::BAD_INDEX);
+        }
+        let mut table = self.write();
+        if table.slots.get(at).is_some_and(Option::is_some) {
+            return Err(AdminStatus::BAD_INDEX);
+        }
+        let pages = match cmd.map_count.get() {
+            0 => None,
+            map_count => {
+                let list = PageList {
+                    va: cmd.va.get(),
+                    length: cmd.length.get(),
+                    map_count,
+                    dma_addr: cmd.dma_addr.get(),
+                    shift: cmd.page_size_log2,
+                };
+                Some(Pages::read(mem, list, &mut table.budget)?)
+            }
+        };
+        if table.slots.len() <= at {
+            table.slots.resize_with(at + 1, || None);
+        }
+        let flags = MrFlags::from_bits_truncate(cmd.dbid_flags.get());
+        table.slots[at] = Some(Arc::new(Region { key, pd: cmd.pd_id.get(), flags, pages }));
+        table.live += 1;
+        Ok(())
+    }
+
+    /// Removes the region of a key's index; the key byte may have changed since it was created.
+    pub(super) fn destroy(&self, key: u32) -> Result<(), AdminStatus> {
+        let mut table = self.write();
+        let region = table.slots.get_mut(index(key)).and_then(Option::take).ok_or(AdminStatus::BAD_INDEX)?;
+        table.live -= 1;
+        table.budget += region.pages.as_ref().map_or(0, Pages::entries);
+        Ok(())
+    }
+
+    /// Removes everything.
+    pub(super) fn clear(&self) {
+        *self.write() = Table::default();
+    }
+
+    /// Live regions.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).live
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn find(&self, key: u32) -> Result<Arc<Region>, RegionError> {
+        if key == 0 {
+            return Err(RegionError::Reserved);
+        }
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let region = table.slots.get(index(key)).and_then(Option::as_ref).ok_or(RegionError::Unknown)?;
+        if region.key != key { Err(RegionError::Stale) } else { Ok(Arc::clone(region)) }
+    }
+
+    fn access(&self, key: u32, need: MrFlags) -> Result<Arc<Region>, RegionError> {
+        let region = self.find(key)?;
+        if !region.flags.contains(need) {
+            return Err(RegionError::Access);
+        }
+        Ok(region)
+    }
+
+    /// The addresses of the region of `key`, which must give access of kind `need`.
+    pub fn extent(&self, key: u32, need: MrFlags) -> Result<Window, RegionError> {
+        let region = self.access(key, need)?;
+        let pages = region.pages.as_ref().ok_or(RegionError::Stale)?;
+        Ok(Window { address: pages.va(), length: pages.length() })
+    }
+
+    /// Reads from a peer's region, which must allow remote reads. The key is checked anew each time: a region that was
+    /// destroyed or invalidated meanwhile is an error.
+    pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, mut into: &mut [u8]) -> Result<(), RegionError> {
+        let region = self.access(key, MrFlags::REMOTE_READ)?;
+        let pages = covering(&region, address, into.len())?;
+        let mut at = address;
+        while !into.is_empty() {
+            let (bus, n) = next_run(pages, at, into.len())?;
+            let (part, rest) = into.split_at_mut(n);
+            mem.read(bus, part)?;
+            into = rest;
+            at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    /// Writes into a peer's region, which must allow remote writes; as [`MemoryRegions::read`].
+    pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, mut from: &[u8]) -> Result<(), RegionError> {
+        let region = self.access(key, MrFlags::REMOTE_WRITE)?;
+        let pages = covering(&region, address, from.len())?;
+        let mut at = address;
+        while !from.is_empty() {
+            let (bus, n) = next_run(pages, at, from.len())?;
+            let (part, rest) = from.split_at(n);
+            mem.write(bus, part)?;
+            from = rest;
+            at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    /// The protection domain of a region, for checks and tests.
+    #[must_use]
+    pub fn protection_domain(&self, key: u32) -> Option<u32> {
+        self.find(key).ok().map(|region| region.pd)
+    }
+}
+
+fn covering(region: &Region, address: u64, len: usize) -> Result<&Pages, RegionError> {
+    let pages = region.pages.as_ref().ok_or(RegionError::Stale)?;
+    let len = u64::try_from(len).map_err(|_| RegionError::Bounds)?;
+    if pages.covers(address, len) { Ok(pages) } else { Err(RegionError::Bounds) }
+}
+
+fn next_run(pages: &Pages, at: u64, len: usize) -> Result<(u64, usize), RegionError> {
+    let (bus, n) = pages.run(at, u64::try_from(len).unwrap_or(u64::MAX)).ok_or(RegionError::Bounds)?;
+    Ok((bus, usize::try_from(n).map_err(|_| RegionError::Bounds)?))
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
+mod tests {
+    use proptest::prelude::*;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::mem::Prot;
+
+    /// Guest memory from bus address 0, and a scratch page for tables at its end.
+    const RAM: u64 = 4 << 20;
+    const TABLES: u64 = RAM - (64 << 10);
+
+    fn memory() -> GuestMemory {
+        let fd = memfd_create("ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, RAM).unwrap();
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let mem = GuestMemory::new();
+        mem.map_fd(0, RAM, Prot::READ | Prot::WRITE, fd, 0).unwrap();
+        mem
+    }
+
+    fn all() -> MrFlags {
+        MrFlags::LOCAL_WRITE | MrFlags::REMOTE_WRITE | MrFlags::REMOTE_READ
+    }
+
+    fn create(key: u32, va: u64, length: u64, map_count: u32, dma_addr: u64, flags: MrFlags) -> CreateMr {
+        CreateMr {
+            va: va.into(),
+            length: length.into(),
+            pd_id: 7.into(),
+            id_ver: key.into(),
+            tbl_index: u32::MAX.into(),
+            map_count: map_count.into(),
+            dma_addr: dma_addr.into(),
+            dbid_flags: flags.bits().into(),
+            page_size_log2: 12,
+            ..CreateMr::default()
+        }
+    }
+
+    /// A region of pages in the given order, its table in guest memory.
+    fn paged(mem: &GuestMemory, key: u32, va: u64, length: u64, pages: &[u64]) -> CreateMr {
+        let table: Vec<u8> = pages.iter().flat_map(|p| p.to_le_bytes()).collect();
+        mem.write(TABLES, &table).unwrap();
+        create(key, va, length, pages.len() as u32, TABLES, all())
+    }
+
+    #[test]
+    fn keys_are_checked_whole() {
+        let (mem, regions) = (memory(), MemoryRegions::default());
+        regions.create(&mem, &create(0x501, 0x10_0000, 100, 1, 0x2010, all())).unwrap();
+        assert_eq!(
+            regions.create(&mem, &create(0x502, 0, 1, 1, 0, all())),
+            Err(AdminStatus::BAD_INDEX),
+            "index in use"
+        );
+        assert_eq!(regions.create(&mem, &create(0x00ff, 0, 1, 1, 0, all())), Err(AdminStatus::BAD_INDEX), "index 0");
+        let over = MAX_REGIONS << 8;
+        assert_eq!(regions.create(&mem, &create(over, 0, 1, 1, 0, all())), Err(AdminStatus::BAD_INDEX));
+        let mut b = [0; 4];
+        assert_eq!(regions.read(&mem, 0, 0, &mut b), Err(RegionError::Reserved));
+        assert_eq!(regions.read(&mem, 0x42, 0, &mut b), Err(RegionError::Unknown), "index 0, key byte 0x42");
+        assert_eq!(regions.read(&mem, 0x601, 0x10_0000, &mut b), Err(RegionError::Unknown));
+        assert_eq!(regions.read(&mem, 0x500, 0x10_0000, &mut b), Err(RegionError::Stale));
+        assert_eq!(regions.read(&mem, u32::MAX, 0x10_0000, &mut b), Err(RegionError::Unknown));
+        assert_eq!(regions.read(&mem, 0x501, 0x10_0000, &mut b), Ok(()));
+        assert_eq!(regions.len(), 1);
+        // The key byte may have changed since: only the index counts.
+        assert_eq!(regions.destroy(0x5aa), Ok(()));
+        assert_eq!(regions.destroy(0x501), Err(AdminStatus::BAD_INDEX));
+        assert_eq!(regions.read(&mem, 0x501, 0x10_0000, &mut b), Err(RegionError::Unknown));
+        regions.create(&mem, &create(0x502, 0x10_0000, 100, 1, 0x2010, all())).unwrap();
+        assert_eq!(regions.read(&mem, 0x501, 0x10_0000, &mut b), Err(RegionError::Stale), "same index, new key byte");
+        regions.clear();
+        assert!(regions.is_empty());
+    }
+
+    #[test]
+    fn rights_are_enforced() {
+        let (mem, regions) = (memory(), MemoryRegions::default());
+        regions.create(&mem, &create(0x100, 0x1000, 64, 1, 0x3000, MrFlags::REMOTE_READ)).unwrap();
+        regions.create(&mem, &create(0x200, 0x1000, 64, 1, 0x4000, MrFlags::REMOTE_WRITE)).unwrap();
+        regions.create(&mem, &create(0x300, 0x1000, 64, 1, 0x5000, MrFlags::LOCAL_WRITE)).unwrap();
+        let mut b = [0; 8];
+        for (key, read, write) in [(0x100, true, false), (0x200, false, true), (0x300, false, false)] {
+            assert_eq!(regions.read(&mem, key, 0x1000, &mut b).is_ok(), read);
+            assert_eq!(regions.store(&mem, key, 0x1000, &b).is_ok(), write);
+            assert_eq!(regions.extent(key, MrFlags::REMOTE_WRITE).is_ok(), write);
+        }
+        // A region with nothing mapped, as fast registration makes it.
+        regions.create(&mem, &create(0x400, 0, 0, 0, 0, all() | MrFlags::UKEY_EN | MrFlags::INV_EN)).unwrap();
+        assert_eq!(regions.read(&mem, 0x400, 0, &mut b), Err(RegionError::Stale));
+    }
+
+    #[test]
+    fn bounds_cannot_wrap() {
+        let (mem, regions) = (memory(), MemoryRegions::default());
+        regions.create(&mem, &create(0x100, 0x1000, 64, 1, 0x3000, all())).unwrap();
+        let mut b = [0; 8];
+        for (address, ok) in
+            [(0x1000, true), (0x1038, true), (0x1039, false), (0xfff, false), (u64::MAX, false), (0x1040, false)]
+        {
+            assert_eq!(regions.read(&mem, 0x100, address, &mut b).is_ok(), ok, "{address:#x}");
+        }
+        assert_eq!(regions.read(&mem, 0x100, 0x1040, &mut []), Ok(()), "nothing, at the end");
+        assert_eq!(regions.extent(0x100, all()), Ok(Window { address: 0x1000, length: 64 }));
+        assert_eq!(regions.create(&mem, &create(0x200, u64::MAX, 2, 1, 0, all())), Err(AdminStatus::BAD_ATTR));
+        assert_eq!(regions.create(&mem, &create(0x200, 0, u64::MAX, 1, 1, all())), Err(AdminStatus::BAD_ATTR));
+    }
+
+    #[test]
+    fn hostile_page_lists_are_refused_and_cost_nothing() {
+        let (mem, regions) = (memory(), MemoryRegions::default());
+        let bad = |mut cmd: CreateMr, change: fn(&mut CreateMr)| {
+            change(&mut cmd);
+            assert_eq!(regions.create(&mem, &cmd), Err(AdminStatus::BAD_ATTR));
+        };
+        let good = paged(&mem, 0x100, 0x7800, 0x1000, &[0x1000, 0x9000]);
+        bad(good, |c| c.map_count = u32::MAX.into());
+        bad(good, |c| c.map_count = 3.into());
+        bad(good, |c| c.page_size_log2 = 0);
+        bad(good, |c| c.page_size_log2 = 13);
+        bad(good, |c| c.page_size_log2 = 63);
+        bad(good, |c| c.page_size_log2 = 255);
+        bad(good, |c| c.dma_addr = (RAM - 8).into());
+        bad(good, |c| c.dma_addr = u64::MAX.into());
+        bad(good, |c| c.length = u64::MAX.into());
+        // A table that says it has more pages than memory: refused before anything is allocated for it.
+        bad(create(0x100, 0, u64::from(u32::MAX) << 12, u32::MAX, 0, all()), |_| {});
+        bad(paged(&mem, 0x100, 0x7800, 0x1000, &[0x1000, 0x9001]), |_| {});
+        bad(paged(&mem, 0x100, 0x7800, 0x1000, &[0x1000, u64::MAX << 12]), |_| {});
+        assert_eq!(regions.create(&mem, &good), Err(AdminStatus::BAD_ATTR), "the table was overwritten");
+        let good = paged(&mem, 0x100, 0x7800, 0x1000, &[0x1000, 0x9000]);
+        regions.create(&mem, &good).unwrap();
+        assert_eq!(regions.0.read().unwrap().budget, u64::from(MAX_PAGES) - 2);
+        regions.destroy(0x100).unwrap();
+        assert_eq!(regions.0.read().unwrap().budget, u64::from(MAX_PAGES));
+    }
+
+    #[test]
+    fn pages_outside_memory_fail_when_used() {
+        let (mem, regions) = (memory(), MemoryRegions::default());
+        regions.create(&mem, &paged(&mem, 0x100, 0, 0x2000, &[0x1000, RAM + 0x1000])).unwrap();
+        let mut b = vec![0; 0x2000];
+        assert!(matches!(regions.read(&mem, 0x100, 0, &mut b), Err(RegionError::Dma(_))));
+        assert_eq!(regions.read(&mem, 0x100, 0, &mut b[..0x1000]), Ok(()));
+        mem.unmap(0, RAM);
+        assert!(matches!(regions.read(&mem, 0x100, 0, &mut b[..16]), Err(RegionError::Dma(_))), "the map went");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        /// Any window of a region of shuffled pages reads and writes exactly the bytes that the page list says, and not one
+        /// beside them.
+        #[test]
+        fn windows_follow_the_page_list(
+            order in Just((0..16u64).collect::<Vec<_>>()).prop_shuffle(),
+            count in 1usize..=16, first in 0u64..4096, short in 0u64..4096,
+            from in 0u64..70_000, len in 0usize..70_000, fill in any::<u8>(),
+        ) {
+            let (mem, regions) = (memory(), MemoryRegions::default());
+            let va = 0x7f00_0000_0000 + first;
+            let length = (count as u64 * 4096 - first).saturating_sub(short).max(1);
+            let needed = ((first + length - 1) >> 12) + 1;
+            let pages: Vec<u64> = order.iter().take(needed as usize).map(|p| 0x10_0000 + p * 4096).collect();
+            let cmd = if pages.len() == 1 {
+                create(0x100, va, length, 1, pages[0] + first, all())
+            } else {
+                paged(&mem, 0x100, va, length, &pages)
+            };
+            regions.create(&mem, &cmd).unwrap();
+            let mut ram: Vec<u8> = (0..16 * 4096u32).map(|i| (i * 31 % 251) as u8).collect();
+            mem.write(0x10_0000, &ram).unwrap();
+            let at = |offset: u64| {
+                let x = first + offset;
+                (pages[(x >> 12) as usize] - 0x10_0000 + (x & 4095)) as usize
+            };
+            let fits = from <= length && len as u64 <= length - from;
+            let mut got = vec![0; len];
+            prop_assert_eq!(regions.read(&mem, 0x100, va + from, &mut got).is_ok(), fits);
+            if fits {
+                let want: Vec<u8> = (0..len as u64).map(|i| ram[at(from + i)]).collect();
+                prop_assert!(got == want);
+                for i in 0..len as u64 {
+                    ram[at(from + i)] = fill;
+                }
+            }
+            prop_assert_eq!(regions.store(&mem, 0x100, va + from, &vec![fill; len]).is_ok(), fits);
+            let mut after = vec![0; ram.len()];
+            mem.read(0x10_0000, &mut after).unwrap();
+            prop_assert!(after == ram);
+        }
+    }
+}
