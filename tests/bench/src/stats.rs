@@ -14,6 +14,11 @@ impl Samples {
         self.0.push(sample.as_secs_f64() * 1e6);
     }
 
+    /// Adds others.
+    pub fn extend(&mut self, others: &Self) {
+        self.0.extend_from_slice(&others.0);
+    }
+
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
