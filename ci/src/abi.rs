@@ -5,25 +5,21 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::apt::Apt;
 use crate::cache::Cache;
-use crate::progress::{self, Step};
-use crate::{process, say, workspace};
+use crate::{process, say, source, workspace};
 
 /// The table, from the root of the workspace.
 const TABLE: &str = "ernic-emu/abi/tests/layout.tsv";
 /// Debian suites that have kernel sources: the guest's kernel comes from backports.
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
-/// The driver's folder in the kernel source.
-const DRIVER: &str = "drivers/net/ethernet/pensando/ionic";
-/// Its headers that are compiled, and `ionic.h`, of which only the PCI ids are taken: it includes half the kernel.
+/// The Ethernet driver's headers that are compiled, and `ionic.h`, of which only the PCI ids are taken: it includes half the kernel.
 const HEADERS: [&str; 3] = ["ionic_if.h", "ionic_regs.h", "ionic.h"];
 /// What the headers expect of the kernel: integer types, attributes, and register accessors that nothing calls.
 const SHIM: &str = r"
@@ -122,48 +118,6 @@ fn differences(table: &[(Row, String)], headers: &[(Row, String)]) -> Vec<String
         .collect()
 }
 
-/// Unpacks the three headers from a `linux-source` package into `into`. The source is an xz archive inside the package;
-/// reading stops at the last of them.
-fn unpack(deb: &Path, package: &str, into: &Path) -> Result<()> {
-    // Both feeders complain of the pipe that the last one closes.
-    let mut package_tar =
-        Command::new("dpkg-deb").arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let stdout = package_tar.stdout.take().context("no pipe to dpkg-deb")?;
-    let mut inner = Command::new("tar")
-        .args(["-xO", "--occurrence=1", &format!("./usr/src/{package}.tar.xz")])
-        .stdin(stdout)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let stdout = inner.stdout.take().context("no pipe to tar")?;
-    let mut outer = Command::new("tar")
-        .args(["-x", "--occurrence=1", "--strip-components=6"])
-        .args(HEADERS.map(|h| format!("{package}/{DRIVER}/{h}")))
-        .current_dir(into)
-        .stdin(Stdio::piped())
-        .spawn()?;
-    let mut stdin = outer.stdin.take().context("no pipe to tar")?;
-    let mut source = lzma_rust2::XzReader::new(io::BufReader::with_capacity(1 << 20, stdout), true);
-    let mut chunk = vec![0; 1 << 20];
-    loop {
-        let n = source.read(&mut chunk).context("the kernel source in the package is not xz")?;
-        if n == 0 {
-            break;
-        }
-        match stdin.write_all(&chunk[..n]) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
-            other => other?,
-        }
-    }
-    drop((stdin, source));
-    // The feeders may have died of the closed pipe; only the last one's word counts.
-    let status = outer.wait()?;
-    inner.wait()?;
-    package_tar.wait()?;
-    ensure!(status.success(), "tar found no {DRIVER} in {package}");
-    Ok(())
-}
-
 /// The headers of Debian's newest `linux-source`, and its name and version.
 fn headers(mirror: Option<&str>) -> Result<(PathBuf, String)> {
     let cache = Cache::open()?;
@@ -181,16 +135,7 @@ fn headers(mirror: Option<&str>) -> Result<(PathBuf, String)> {
     let debs = apt.resolve(&[&package], false)?;
     let deb = debs.first().context("apt names no file for it")?;
     let (_, version) = deb.name_version();
-    let dir = cache.folder(&format!("headers/{}", deb.file.trim_end_matches(".deb")), |partial| {
-        let step = Step::begin(format!("{package} {version}"));
-        let fetched = tempfile::tempdir_in(cache.path(""))?;
-        progress::watching("downloading the kernel source", fetched.path(), deb.size, || {
-            apt.fetch(&[&package], false, fetched.path())
-        })?;
-        unpack(&fetched.path().join(&deb.file), &package, partial)?;
-        step.done(&progress::megabytes(deb.size));
-        Ok(())
-    })?;
+    let dir = source::drivers(&cache, &apt, &package, deb)?.join(source::ETHERNET);
     Ok((dir, format!("{package} {version}")))
 }
 

@@ -66,7 +66,11 @@ impl Cache {
             fs::remove_dir_all(&partial)?;
         }
         fs::create_dir_all(&partial)?;
-        fill(&partial)?;
+        if let Err(error) = fill(&partial) {
+            // Hundreds of megabytes, of no use to the next try.
+            let _ = fs::remove_dir_all(&partial);
+            return Err(error);
+        }
         fs::rename(&partial, &path)?;
         Ok(path)
     }
@@ -80,5 +84,27 @@ impl Cache {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_whole_or_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache { dir: dir.path().to_owned(), _lock: File::create(dir.path().join("lock")).unwrap() };
+        let failed = cache.folder("parts/a", |partial| {
+            fs::write(partial.join("half"), "")?;
+            anyhow::bail!("lost")
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "lost");
+        assert_eq!(fs::read_dir(cache.path("parts")).unwrap().count(), 0);
+        let made = cache.folder("parts/a", |partial| Ok(fs::write(partial.join("whole"), "")?)).unwrap();
+        assert!(made.join("whole").exists());
+        assert_eq!(cache.folder("parts/a", |_| unreachable!()).unwrap(), made);
+        cache.prune("parts", &["b".to_owned()]);
+        assert!(!made.exists());
     }
 }

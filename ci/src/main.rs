@@ -12,6 +12,7 @@ mod lanes;
 mod process;
 mod progress;
 mod server;
+mod source;
 mod terminal;
 mod tree;
 mod vm;

@@ -87,7 +87,7 @@ pub fn choose(image: &Image, wanted: Option<Accel>) -> Result<Chosen> {
                     let qemu = fs::read_to_string(log_folder(&config.name)?.join("qemu.log")).unwrap_or_default();
                     let cause =
                         error.downcast_ref::<NotReady>().map_or_else(|| format!("{error:#}"), |e| e.cause.clone());
-                    qemu.lines().find(|l| !l.trim().is_empty() && !l.contains("warning:")).map_or(cause, str::to_owned)
+                    complaint(&qemu).map_or_else(|| cause.clone(), |line| format!("{cause}: {line}"))
                 }
             };
             fs::create_dir_all(crate::cache::dir()?)?;
@@ -100,6 +100,11 @@ pub fn choose(image: &Image, wanted: Option<Accel>) -> Result<Chosen> {
     } else {
         tcg(format!("a probing boot with KVM failed: {failure}"))
     }
+}
+
+/// The line with which QEMU says what went wrong, if it says so: not its warnings, of which KVM has some on any machine.
+fn complaint(messages: &str) -> Option<&str> {
+    messages.lines().map(str::trim).find(|l| l.to_ascii_lowercase().contains("error") && !l.contains("warning:"))
 }
 
 /// Boots a new image once, without a NIC, and checks that it runs commands and has the driver.
@@ -125,6 +130,8 @@ pub struct Config {
     pub accel: Accel,
     /// Sockets of vfio-user servers, each one a NIC behind its own root port.
     pub nics: Vec<PathBuf>,
+    /// Archives that the guest's kernel unpacks over the image.
+    pub payloads: Vec<PathBuf>,
     /// Words added to the kernel command line.
     pub append: String,
     /// Options added to QEMU's.
@@ -134,7 +141,14 @@ pub struct Config {
 impl Config {
     /// A VM without a NIC.
     pub fn new(name: impl Into<String>, accel: Accel) -> Self {
-        Self { name: name.into(), accel, nics: Vec::new(), append: String::new(), extra: Vec::new() }
+        Self {
+            name: name.into(),
+            accel,
+            nics: Vec::new(),
+            payloads: Vec::new(),
+            append: String::new(),
+            extra: Vec::new(),
+        }
     }
 
     /// The same with the NIC that is served on `socket`.
@@ -142,6 +156,19 @@ impl Config {
     pub fn nic(mut self, socket: &Path) -> Self {
         self.nics.push(socket.to_owned());
         self
+    }
+
+    /// The initramfs to boot: the image's own file, or that and the payloads one after the other in a file in `folder`.
+    fn initramfs(&self, image: &Image, folder: &Path) -> io::Result<PathBuf> {
+        if self.payloads.is_empty() {
+            return Ok(image.initrd.clone());
+        }
+        let path = folder.join("initramfs");
+        let mut file = File::create(&path)?;
+        for part in std::iter::once(&image.initrd).chain(&self.payloads) {
+            io::copy(&mut File::open(part)?, &mut file)?;
+        }
+        Ok(path)
     }
 }
 
@@ -225,7 +252,8 @@ impl Guest {
         let socket = |name: &str| sockets.path().join(name);
         let console_log = logs.join("console.log");
         let mut command = image.qemu.command();
-        arguments(&mut command, image, config, sockets.path(), &console_log);
+        let initramfs = config.initramfs(image, sockets.path()).context("cannot make the initramfs")?;
+        arguments(&mut command, image, &initramfs, config, sockets.path(), &console_log);
         fs::write(logs.join("qemu.cmd"), process::display(&command))?;
         // Of a run before.
         let _ = fs::remove_file(&console_log);
@@ -258,8 +286,12 @@ impl Guest {
             _sockets: sockets,
         };
         if let Err(error) = guest.wait_ready(end.saturating_duration_since(Instant::now())) {
-            let cause = format!("{error:#}");
             let words = guest.process.last_words();
+            let cause = match guest.process.child.try_wait()? {
+                Some(status) => format!("QEMU ended with {status} before the agent was ready"),
+                None if Instant::now() >= end => format!("no READY within {} s", limit.as_secs()),
+                None => format!("{error:#}"),
+            };
             bail!(NotReady { cause, words });
         }
         guest.boot_seconds = start.elapsed().as_secs_f64();
@@ -493,7 +525,14 @@ impl std::error::Error for NotStarted {}
 const MEMORY: &str = "1G";
 const PROCESSORS: &str = "4";
 
-fn arguments(command: &mut Command, image: &Image, config: &Config, sockets: &Path, console_log: &Path) {
+fn arguments(
+    command: &mut Command,
+    image: &Image,
+    initramfs: &Path,
+    config: &Config,
+    sockets: &Path,
+    console_log: &Path,
+) {
     let socket = |name: &str| sockets.join(name).display().to_string();
     let mut add = |words: &[&str]| {
         command.args(words);
@@ -527,7 +566,7 @@ fn arguments(command: &mut Command, image: &Image, config: &Config, sockets: &Pa
         let device = json!({"driver": "vfio-user-pci", "id": format!("nic{number}"), "bus": format!("rp{number}"), "socket": {"type": "unix", "path": nic}});
         add(&["-device", &device.to_string()]);
     }
-    add(&["-kernel", &image.kernel.display().to_string(), "-initrd", &image.initrd.display().to_string()]);
+    add(&["-kernel", &image.kernel.display().to_string(), "-initrd", &initramfs.display().to_string()]);
     // panic=-1: a panic reboots at once, which QEMU turns into its end.
     add(&["-append", format!("console=ttyS0 quiet panic=-1 {}", config.append).trim_end()]);
     command.args(&config.extra);
@@ -671,6 +710,17 @@ mod tests {
     }
 
     #[test]
+    fn a_complaint_is_not_a_warning() {
+        let warning =
+            "qemu: warning: Number of SMP cpus requested (4) exceeds the recommended cpus supported by KVM (2)";
+        assert_eq!(complaint(warning), None);
+        assert_eq!(complaint("qemu: warning: error reporting is off\n"), None);
+        let both = format!("{warning}\n\nKVM internal error. Suberror: 1\nextra data[0]: 0x0\n");
+        assert_eq!(complaint(&both), Some("KVM internal error. Suberror: 1"));
+        assert_eq!(complaint(""), None);
+    }
+
+    #[test]
     fn the_nic_sits_behind_a_root_port_of_its_own() {
         let image = Image {
             id: "x".into(),
@@ -678,10 +728,11 @@ mod tests {
             kernel: "/k".into(),
             initrd: "/i".into(),
             user: None,
+            no_rdma: None,
         };
         let config = Config::new("t", Accel::Tcg).nic(Path::new("/run/a.sock"));
         let mut command = image.qemu.command();
-        arguments(&mut command, &image, &config, Path::new("/s"), Path::new("/l"));
+        arguments(&mut command, &image, &image.initrd, &config, Path::new("/s"), Path::new("/l"));
         let words: Vec<String> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
         let device = words.iter().find(|w| w.contains("vfio-user-pci")).unwrap();
         let device: Value = serde_json::from_str(device).unwrap();

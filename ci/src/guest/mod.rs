@@ -3,6 +3,8 @@
 //! The newest packages are looked up at most once a day. A new set must boot before it is used; while it does not, the
 //! last set that did is used instead, and a message names what broke.
 
+mod driver;
+pub mod payload;
 mod recipe;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +26,7 @@ use crate::progress::{Step, megabytes, tree_bytes, watching};
 use crate::tree::Tree;
 use crate::vm::Accel;
 use crate::{formats, process, say, vm};
+use driver::Jail;
 
 /// Where QEMU, the kernel and the initramfs come from.
 #[derive(Debug, Clone, Default, Args)]
@@ -83,6 +86,8 @@ pub struct Image {
     pub initrd: PathBuf,
     /// User space from packages, of which the host can run programs; absent with `--initrd`.
     pub user: Option<Tree>,
+    /// Why the initramfs has no RDMA driver, if it is known to have none.
+    pub no_rdma: Option<String>,
 }
 
 /// A set of package files, by part.
@@ -93,6 +98,9 @@ struct Set {
     user: Vec<Deb>,
     kernel: Vec<Deb>,
     extras: bool,
+    /// What the RDMA driver is built from, where there is that.
+    #[serde(default)]
+    driver: Option<driver::Packages>,
 }
 
 /// What is remembered between runs, in `state.json` in the cache.
@@ -101,6 +109,9 @@ struct State {
     /// The newest set, and when (seconds since 1970) it was looked up.
     newest: Option<Set>,
     looked_up: u64,
+    /// What was looked up, as a digest of the recipe's names.
+    #[serde(default)]
+    wanted: String,
     /// The last set that booted, and the image made of it.
     worked: Option<Set>,
     worked_image: String,
@@ -127,9 +138,23 @@ impl Set {
             .map(|(name, debs)| (name, format!("{name}-{}", digest(&list(debs)))))
     }
 
+    fn driver_id(&self) -> Option<String> {
+        self.driver.as_ref().map(|d| d.id(&self.kernel_version))
+    }
+
+    /// Names of all folders that its parts are kept in.
+    fn folders(&self) -> Vec<String> {
+        self.parts().into_iter().map(|(_, id)| id).chain(self.driver_id()).collect()
+    }
+
+    /// The same without the RDMA driver.
+    fn bare(&self) -> Self {
+        Self { driver: None, ..self.clone() }
+    }
+
     /// Names the image: the packages and the recipe.
     fn image_id(&self) -> String {
-        let parts = self.parts().map(|(_, id)| id).join(" ");
+        let parts = self.folders().join(" ");
         let recipe = format!(
             "{} {:?}",
             recipe::VERSION,
@@ -156,6 +181,7 @@ impl Set {
                 words.push(word);
             }
         }
+        words.extend(self.driver.as_ref().map(|d| format!("{} {}", driver::MODULE, d.source_version())));
         words.join(", ")
     }
 }
@@ -191,6 +217,12 @@ fn user_packages(extras: bool) -> Vec<&'static str> {
     packages
 }
 
+/// Changes with the names of the packages to look up.
+fn wanted() -> String {
+    let names = (recipe::SUITES, recipe::PINS, recipe::QEMU_PACKAGES, recipe::USER_PACKAGES, recipe::USER_EXTRAS);
+    digest(&format!("{names:?} {:?}", (recipe::KERNEL_PACKAGES, recipe::KERNEL_FLAVOUR, recipe::BUILD_PACKAGES)))
+}
+
 fn resolve(apt: &Apt) -> Result<Set> {
     let step = Step::begin("package indexes");
     apt.update()?;
@@ -201,7 +233,14 @@ fn resolve(apt: &Apt) -> Result<Set> {
         Ok(debs) => (debs, true),
         Err(_) => (apt.resolve(&user_packages(false), true).context("guest user space")?, false),
     };
-    Ok(Set { kernel_version, qemu, user, kernel, extras })
+    let driver = match driver::Packages::resolve(apt, &kernel_version) {
+        Ok(packages) => Some(packages),
+        Err(error) => {
+            say!("the guest goes without its RDMA driver, whose packages are not there: {error:#}");
+            None
+        }
+    };
+    Ok(Set { kernel_version, qemu, user, kernel, extras, driver })
 }
 
 /// Downloads and unpacks one part of a set.
@@ -230,14 +269,19 @@ fn part(
     Ok(Tree::at(folder.join("tree")))
 }
 
-/// Makes (or finds) the image of a set.
-fn make(cache: &Cache, apt: &Apt, set: &Set) -> Result<Image> {
+/// Makes (or finds) the image of a set. `jail` is what the RDMA driver is built in.
+fn make(cache: &Cache, apt: &Apt, set: &Set, jail: &Result<Jail>) -> Result<Image> {
     let [(_, qemu_id), (_, user_id), (_, kernel_id)] = set.parts();
     let kernel_packages = recipe::KERNEL_PACKAGES.map(|p| format!("{p}{}", set.kernel_version));
     let kernel_packages = kernel_packages.each_ref().map(String::as_str);
     let qemu = part(cache, apt, "qemu", &qemu_id, &set.qemu, &recipe::QEMU_PACKAGES, true)?;
     let user = part(cache, apt, "user space", &user_id, &set.user, &user_packages(set.extras), true)?;
     let kernel = part(cache, apt, "kernel", &kernel_id, &set.kernel, &kernel_packages, false)?;
+    let (module, no_rdma) = match (&set.driver, jail) {
+        (Some(packages), _) => (Some(driver::build(cache, apt, packages, &set.kernel_version, jail)?), None),
+        (_, Err(why)) => (None, Some(why.to_string())),
+        (None, Ok(_)) => (None, Some("it could not be built from Debian's packages".to_owned())),
+    };
     let id = set.image_id();
     let folder = cache.folder(&format!("images/{id}"), |dir| {
         let step = Step::begin("guest kernel");
@@ -247,12 +291,11 @@ fn make(cache: &Cache, apt: &Apt, set: &Set) -> Result<Image> {
         fs::write(dir.join("vmlinux"), &elf)?;
         step.done(&megabytes(u64::try_from(elf.len())?));
         let step = Step::begin("guest initramfs");
-        let archive = initramfs(&user, &kernel, &set.kernel_version, set.extras, &dir.join("staging"))?;
+        let staging = dir.join("staging");
+        let archive = initramfs(&user, &kernel, &set.kernel_version, set.extras, module.as_deref(), &staging)?;
         let path = dir.join("initrd.cpio");
-        let mut out = BufWriter::new(File::create(&path)?);
-        archive.write(&mut out)?;
-        out.flush()?;
-        fs::remove_dir_all(dir.join("staging"))?;
+        write_archive(&archive, &path)?;
+        fs::remove_dir_all(staging)?;
         step.done(&megabytes(fs::metadata(&path)?.len()));
         Ok(())
     })?;
@@ -262,11 +305,44 @@ fn make(cache: &Cache, apt: &Apt, set: &Set) -> Result<Image> {
         kernel: folder.join("vmlinux"),
         initrd: folder.join("initrd.cpio"),
         user: Some(user),
+        no_rdma,
     })
 }
 
-/// Puts the initramfs together. `staging` is an empty or missing folder to work in.
-fn initramfs(user: &Tree, kernel: &Tree, version: &str, extras: bool, staging: &Path) -> Result<Archive> {
+fn write_archive(archive: &Archive, path: &Path) -> Result<()> {
+    let mut out = BufWriter::new(File::create(path)?);
+    archive.write(&mut out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Adds programs and libraries of `tree`, and all libraries that they need.
+fn add_programs(archive: &mut Archive, tree: &Tree, mut programs: Vec<String>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    while let Some(program) = programs.pop() {
+        if !seen.insert(program.clone()) {
+            continue;
+        }
+        let data = fs::read(tree.path(&program)).with_context(|| format!("no package has {program}"))?;
+        // A static program has no dynamic table and needs nothing.
+        for library in formats::needed(&data).with_context(|| program.clone())? {
+            programs.push(tree.library(&library).with_context(|| format!("needed by {program}"))?);
+        }
+        archive.add(&program, Node::File(0o755, data));
+    }
+    Ok(())
+}
+
+/// Puts the initramfs together, with the RDMA driver in the file `module`. `staging` is an empty or missing folder to
+/// work in.
+fn initramfs(
+    user: &Tree,
+    kernel: &Tree,
+    version: &str,
+    extras: bool,
+    module: Option<&Path>,
+    staging: &Path,
+) -> Result<Archive> {
     let mut archive = Archive::default();
     for folder in recipe::FOLDERS {
         archive.add(folder, Node::Dir(if *folder == "tmp" { 0o1777 } else { 0o755 }));
@@ -290,31 +366,27 @@ fn initramfs(user: &Tree, kernel: &Tree, version: &str, extras: bool, staging: &
             programs.push(format!("/{providers}/{file}"));
         }
     }
-    let mut seen = BTreeSet::new();
-    while let Some(program) = programs.pop() {
-        if !seen.insert(program.clone()) {
-            continue;
-        }
-        let data = fs::read(user.path(&program)).with_context(|| format!("no package has {program}"))?;
-        // A static program has no dynamic table and needs nothing.
-        for library in formats::needed(&data).with_context(|| program.clone())? {
-            programs.push(user.library(&library).with_context(|| format!("needed by {program}"))?);
-        }
-        archive.add(&program, Node::File(0o755, data));
-    }
+    add_programs(&mut archive, user, programs)?;
     let drivers = recipe::PROVIDERS.map(|p| format!("/etc/libibverbs.d/{p}.driver"));
     for file in recipe::FILES.iter().copied().chain(drivers.iter().map(String::as_str)) {
         if user.path(file).exists() {
             archive.add_file(file, &user.path(file), 0o644)?;
         }
     }
-    add_modules(&mut archive, user, kernel, version, staging)?;
+    add_modules(&mut archive, user, kernel, version, module, staging)?;
     Ok(archive)
 }
 
 /// Adds the kernel modules of the recipe, uncompressed, and the tables that modprobe reads. depmod runs here and not in
 /// the guest: there it would cost every boot what it costs once here.
-fn add_modules(archive: &mut Archive, user: &Tree, kernel: &Tree, version: &str, staging: &Path) -> Result<()> {
+fn add_modules(
+    archive: &mut Archive,
+    user: &Tree,
+    kernel: &Tree,
+    version: &str,
+    module: Option<&Path>,
+    staging: &Path,
+) -> Result<()> {
     let top = format!("usr/lib/modules/{version}");
     let mut index = BTreeMap::new();
     let mut folders = vec![format!("{top}/kernel")];
@@ -330,6 +402,10 @@ fn add_modules(archive: &mut Archive, user: &Tree, kernel: &Tree, version: &str,
     }
     let mut wanted: Vec<(String, bool)> = recipe::MODULES.iter().map(|m| ((*m).to_owned(), true)).collect();
     wanted.extend(recipe::OPTIONAL_MODULES.iter().map(|m| ((*m).to_owned(), false)));
+    if let Some(path) = module {
+        index.insert(driver::MODULE.to_owned(), (format!("{top}/extra/{}.ko", driver::MODULE), path.to_owned()));
+        wanted.push((driver::MODULE.to_owned(), true));
+    }
     while let Some((module, required)) = wanted.pop() {
         let Some((name, path)) = index.get(&module) else {
             if required {
@@ -394,6 +470,7 @@ pub fn acquire(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
             kernel: kernel.clone(),
             initrd: initrd.clone(),
             user: None,
+            no_rdma: None,
         });
     }
     if std::env::consts::ARCH != "x86_64" {
@@ -406,7 +483,7 @@ pub fn acquire(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
     }
     if let Some((kernel, initrd)) = boot {
         image.id.push_str("-own-kernel");
-        (image.kernel, image.initrd) = (kernel, initrd);
+        (image.kernel, image.initrd, image.no_rdma) = (kernel, initrd, None);
     }
     Ok(image)
 }
@@ -420,12 +497,14 @@ fn from_packages(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
 
     let mut fresh = false;
-    if args.refresh || state.newest.is_none() || now.saturating_sub(state.looked_up) > DAY {
+    let old = now.saturating_sub(state.looked_up) > DAY || state.wanted != wanted();
+    if args.refresh || state.newest.is_none() || old {
         match resolve(&apt) {
             Ok(set) => {
                 fresh = true;
                 state.newest = Some(set);
                 state.looked_up = now;
+                state.wanted = wanted();
                 state.broken_image.clear();
                 save(&state)?;
             }
@@ -436,14 +515,26 @@ fn from_packages(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
             Err(error) => bail!("cannot get the guest's packages: {error:#}\n{GO_ON}"),
         }
     }
-    let mut newest = state.newest.clone().context("no set of packages is known")?;
+    let jail = Jail::find();
+    // A driver that was built before, perhaps by root, needs no jail.
+    let usable = |set: &Set| {
+        let built = set.driver_id().is_some_and(|id| cache.path(format!("parts/{id}")).is_dir());
+        if built || jail.is_ok() { set.clone() } else { set.bare() }
+    };
+    let found = state.newest.as_ref().context("no set of packages is known")?;
+    let mut newest = usable(found);
+    if let Err(why) = &jail
+        && newest != *found
+    {
+        say!("the guest goes without its RDMA driver: {why}");
+    }
     say!("packages: {}", newest.versions());
 
     let attempt = |set: &Set, state: &State| -> Result<Image> {
         if set.image_id() == state.broken_image {
             bail!("{}", state.broken_why);
         }
-        let image = make(&cache, &apt, set)?;
+        let image = make(&cache, &apt, set, &jail)?;
         if image.id != state.worked_image {
             vm::trial(&image, accel)?;
         }
@@ -453,15 +544,27 @@ fn from_packages(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
     if tried.is_err() && !fresh && state.worked.as_ref() != Some(&newest) {
         // A mirror drops a package when a newer one comes: what was looked up earlier today may be gone.
         if let Ok(set) = resolve(&apt)
-            && set != newest
+            && usable(&set) != newest
         {
-            say!("newer packages: {}", set.versions());
-            tried = attempt(&set, &state);
-            state.newest = Some(set.clone());
+            newest = usable(&set);
+            say!("newer packages: {}", newest.versions());
+            tried = attempt(&newest, &state);
+            state.newest = Some(set);
             state.looked_up = now;
             save(&state)?;
-            newest = set;
         }
+    }
+    let none_else = state.worked.as_ref().is_none_or(|worked| usable(worked) == newest);
+    if let Err(error) = &tried
+        && newest.driver.is_some()
+        && none_else
+    {
+        say!("the guest goes without its RDMA driver: {error:#}");
+        newest = newest.bare();
+        tried = attempt(&newest, &state);
+        // Not tried again until the next look-up.
+        state.newest = Some(newest.clone());
+        save(&state)?;
     }
     match tried {
         Ok(image) => {
@@ -469,13 +572,13 @@ fn from_packages(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
                 state.worked = Some(newest.clone());
                 state.worked_image.clone_from(&image.id);
                 save(&state)?;
-                cache.prune("parts", &newest.parts().map(|(_, id)| id));
+                cache.prune("parts", &newest.folders());
                 cache.prune("images", std::slice::from_ref(&image.id));
             }
             Ok(image)
         }
         Err(error) => {
-            match state.worked.clone() {
+            match state.worked.as_ref().map(usable) {
                 Some(worked) if worked != newest => {
                     // Not tried again until the next look-up.
                     state.broken_image = newest.image_id();
@@ -486,7 +589,7 @@ fn from_packages(args: &GuestArgs, accel: Option<Accel>) -> Result<Image> {
                         "falling back to the last set that worked: {} (`--refresh` tries the newest again)",
                         worked.versions()
                     );
-                    make(&cache, &apt, &worked)
+                    make(&cache, &apt, &worked, &jail)
                 }
                 _ => bail!(
                     "the newest packages ({}) do not work, and no earlier set is kept: {error:#}\n{GO_ON}",
@@ -503,7 +606,8 @@ mod tests {
 
     fn set(kernel: &str, debs: &[&str]) -> Set {
         let debs: Vec<Deb> = debs.iter().map(|d| Deb { file: (*d).to_owned(), size: 1 }).collect();
-        Set { kernel_version: kernel.into(), qemu: debs.clone(), user: debs.clone(), kernel: debs, extras: true }
+        let (qemu, user) = (debs.clone(), debs.clone());
+        Set { kernel_version: kernel.into(), qemu, user, kernel: debs, extras: true, driver: None }
     }
 
     #[test]

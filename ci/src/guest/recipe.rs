@@ -53,6 +53,41 @@ pub const KERNEL_PACKAGES: [&str; 3] = ["linux-binary-", "linux-modules-", "linu
 /// The kernels to choose from: backports', the flavour for virtual machines, which has ionic and boots without help.
 pub const KERNEL_FLAVOUR: &str = "+deb13-cloud-amd64";
 
+/// boto3, and what it needs for CRC64NVME.
+pub const BOTO3_PACKAGES: [&str; 2] = ["python3-boto3", "python3-awscrt"];
+
+/// Files and folders of Python's library that are left out, wherever they are.
+pub const PYTHON_LEFT_OUT: [&str; 6] = ["__pycache__", "test", "tests", "idlelib", "pydoc_data", "turtledemo"];
+
+/// Goes up with every change to how the boto3 archive is put together.
+pub const BOTO3_VERSION: u32 = 1;
+
+/// What the RDMA driver is compiled with, beside the kernel's headers, which ask for their compiler themselves.
+pub const BUILD_PACKAGES: [&str; 16] = [
+    "make",
+    "bash",
+    "dash",
+    "coreutils",
+    "sed",
+    "grep",
+    "findutils",
+    "mawk",
+    "diffutils",
+    "xz-utils",
+    "perl-base",
+    "kmod",
+    "binutils",
+    "libc6-dev",
+    "libelf1t64",
+    "base-files",
+];
+
+/// Links in the build tree that maintainer scripts would make: name and target.
+pub const BUILD_LINKS: [(&str, &str); 2] = [("usr/bin/awk", "mawk"), ("usr/bin/sh", "dash")];
+
+/// Goes up with every change to how the RDMA driver is built.
+pub const DRIVER_VERSION: u32 = 1;
+
 /// Programs and libraries of [`USER_PACKAGES`] that go into the image, with all libraries that they need.
 pub const PROGRAMS: &[&str] = &[
     "/usr/bin/busybox",

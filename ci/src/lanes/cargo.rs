@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::Target;
+use super::{Skip, Target};
 use crate::{process, say, vm};
 
 /// A test program.
@@ -113,10 +113,16 @@ fn counts(output: &str) -> Option<[u64; 3]> {
     Some([number(" passed;")?, number(" failed;")?, number(" ignored;")?])
 }
 
+/// Why a test program has run nothing: what follows `SKIPPED: ` at the start of a line of its output.
+fn skipped(output: &str) -> Option<&str> {
+    output.lines().find_map(|l| l.strip_prefix("SKIPPED: ")).map(str::trim)
+}
+
 /// Runs the programs that `wanted` picks; each of `targets` must be among them. Returns how many tests ran.
 ///
 /// # Errors
-/// When a program is missing, fails, hangs, or no test runs: the error has the end of the output.
+/// When a program is missing, fails, hangs, or no test runs: the error has the end of the output. [`Skip`] when a program
+/// cannot run here and says so, and none fails.
 pub fn run(
     programs: &Programs,
     lane: &str,
@@ -137,6 +143,7 @@ pub fn run(
     let mut file = File::create(&log)?;
     let [mut passed, mut ignored] = [0, 0];
     let mut failures = String::new();
+    let mut skips = Vec::new();
     for program in programs.tests.iter().filter(|p| wanted(p)) {
         let before = fs::metadata(&log)?.len();
         let mut command = Command::new(&program.path);
@@ -175,12 +182,17 @@ pub fn run(
             ));
         } else if !status.success() {
             failures.push_str(&format!("{what}: {status}\n{}\n", process::tail(&said, 50)));
+        } else if let Some(reason) = skipped(&said) {
+            skips.push(format!("{what}: {reason}"));
         }
         use std::io::{Seek as _, SeekFrom};
         file.seek(SeekFrom::End(0))?;
     }
     if !failures.is_empty() {
         bail!("{failures}(all of it in {})", log.display());
+    }
+    if !skips.is_empty() {
+        bail!(Skip(skips.join("; ")));
     }
     if passed == 0 {
         bail!("no test ran (see {})", log.display());
@@ -228,6 +240,33 @@ mod tests {
         assert_eq!(counts(text), Some([12, 0, 3]));
         assert_eq!(counts("test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured\n"), Some([1, 2, 0]));
         assert_eq!(counts("nothing"), None);
+    }
+
+    /// A program that says and does what the shell script `text` makes it.
+    fn script(folder: &Path, name: &str, text: &str) -> Program {
+        let path = folder.join(name);
+        // Written by a child: a file that this process has open for writing, or that a child of another test inherits in the
+        // moment between fork and exec, cannot be run.
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
+        process::output(Command::new("sh").args(["-c", write, "sh", text]).arg(&path)).unwrap();
+        Program { package: "p".into(), folder: folder.into(), target: name.into(), kind: "test".into(), path }
+    }
+
+    #[test]
+    fn a_program_that_says_skipped_makes_the_lane_a_skipped_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let good = script(folder.path(), "good", "echo 'test result: ok. 2 passed; 0 failed; 0 ignored;'");
+        let skip = script(folder.path(), "skip", "echo 'SKIPPED: no network namespace'");
+        let bad = script(folder.path(), "bad", "echo 'SKIPPED: x'; exit 1");
+        let lane = |tests: &[&Program]| {
+            let tests = tests.iter().map(|p| (*p).clone()).collect();
+            run(&Programs { tests, ..Programs::default() }, "unit-skip", |_| true, &[], false)
+        };
+        assert_eq!(lane(&[&good]).unwrap(), " (2 tests)");
+        let error = lane(&[&good, &skip]).unwrap_err();
+        assert_eq!(error.downcast_ref::<Skip>().unwrap().0, "p test skip: no network namespace");
+        let error = lane(&[&skip, &bad]).unwrap_err();
+        assert!(error.downcast_ref::<Skip>().is_none() && error.to_string().starts_with("p test bad: exit"), "{error}");
     }
 
     #[test]

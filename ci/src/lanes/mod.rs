@@ -1,6 +1,8 @@
 //! `cargo xtask test`: the lanes, in the manner of ctest. A lane is a name and what it runs.
 
+mod boto3;
 mod cargo;
+mod rdma;
 mod vms;
 
 use std::cell::OnceCell;
@@ -95,6 +97,9 @@ const LANES: &[Lane] = &[
     lane("vm-lifecycle", Run::Vm(vms::lifecycle)),
     lane("vm-offload", Run::Vm(vms::offload)),
     lane("vm-pcap", Run::Vm(vms::pcap)),
+    lane("vm-boto3", Run::Vm(boto3::case_20_boto3)),
+    // In every run once the server announces RDMA to the driver.
+    Lane { name: "vm-rdma", run: Run::Vm(rdma::control), full: true },
 ];
 
 /// A lane cannot run here; the text says why.

@@ -1,6 +1,7 @@
 //! The VM lanes: the stock driver in a stock guest, against the real server.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -13,11 +14,11 @@ use crate::server::{ADDRESS, BUCKET, ENDPOINT, Server};
 use crate::vm::{self, Config, Guest, Outcome};
 
 /// A guest on a server.
-struct Rig<'a> {
+pub(super) struct Rig<'a> {
     parts: &'a Parts,
     name: &'static str,
     server: Server,
-    guest: Guest,
+    pub(super) guest: Guest,
     /// The guest's name of the NIC's interface.
     nic: String,
     /// Objects that must stay as they are: key and SHA-256.
@@ -26,18 +27,24 @@ struct Rig<'a> {
 
 impl<'a> Rig<'a> {
     /// Starts server and guest, and brings the NIC up.
-    fn start(bench: &'a Bench<'_>, name: &'static str) -> Result<Self> {
+    pub(super) fn start(bench: &'a Bench<'_>, name: &'static str) -> Result<Self> {
+        Self::start_with(bench, name, Vec::new())
+    }
+
+    /// [`Rig::start`], with archives unpacked over the image.
+    pub(super) fn start_with(bench: &'a Bench<'_>, name: &'static str, payloads: Vec<PathBuf>) -> Result<Self> {
         let parts = bench.parts()?;
         vm::clear_logs(name)?;
         let server = Server::start(&parts.program, name, "s3", &[])?;
-        let guest = Guest::boot(&parts.image, &Config::new(name, parts.chosen.accel).nic(server.socket()))?;
+        let config = Config { payloads, ..Config::new(name, parts.chosen.accel).nic(server.socket()) };
+        let guest = Guest::boot(&parts.image, &config)?;
         let mut rig = Self { parts, name, server, guest, nic: String::new(), objects: Vec::new() };
         rig.up()?;
         Ok(rig)
     }
 
     /// Loads the driver, brings the interface up and gets a lease.
-    fn up(&mut self) -> Result<()> {
+    pub(super) fn up(&mut self) -> Result<()> {
         let text = self.ok("ernic-net")?;
         let line = text.lines().last().unwrap_or_default();
         self.nic = line.split_whitespace().next().context("ernic-net names no interface")?.to_owned();
@@ -45,24 +52,24 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    fn ok(&mut self, line: &str) -> Result<String> {
+    pub(super) fn ok(&mut self, line: &str) -> Result<String> {
         let text = self.guest.ok(line);
         self.explain(text)
     }
 
     /// Adds the server's last words to an error.
-    fn explain<T>(&mut self, result: Result<T>) -> Result<T> {
+    pub(super) fn explain<T>(&mut self, result: Result<T>) -> Result<T> {
         result.map_err(|error| anyhow!("{error:#}\n{}", self.server.last_words()))
     }
 
     /// A command on the interface: `{nic}` in it becomes the interface's name.
-    fn nic(&mut self, line: &str) -> Result<String> {
+    pub(super) fn nic(&mut self, line: &str) -> Result<String> {
         let line = line.replace("{nic}", &self.nic);
         self.ok(&line)
     }
 
     /// Stores `bytes` random bytes as `key`.
-    fn store(&mut self, key: &'static str, bytes: u64) -> Result<()> {
+    pub(super) fn store(&mut self, key: &'static str, bytes: u64) -> Result<()> {
         let line = format!(
             "head -c {bytes} /dev/urandom >/tmp/o && curl -sSf -m 100 -T /tmp/o {BUCKET}/{key} && sha256sum </tmp/o && rm /tmp/o"
         );
@@ -72,7 +79,7 @@ impl<'a> Rig<'a> {
     }
 
     /// Carrier is on, curl lists and fetches, and every object is what it was.
-    fn check(&mut self, after: &str) -> Result<()> {
+    pub(super) fn check(&mut self, after: &str) -> Result<()> {
         self.look().with_context(|| format!("after {after}"))
     }
 
@@ -89,7 +96,7 @@ impl<'a> Rig<'a> {
     }
 
     /// The kernel must have nothing to complain about.
-    fn dmesg(&mut self) -> Result<()> {
+    pub(super) fn dmesg(&mut self) -> Result<()> {
         let text = self.ok("dmesg")?;
         for bad in [
             "WARNING:",
@@ -115,7 +122,7 @@ impl<'a> Rig<'a> {
         line.with_context(|| format!("ethtool -S has no {name}"))?.trim().parse().context("a counter")
     }
 
-    fn stop(mut self) -> Result<()> {
+    pub(super) fn stop(mut self) -> Result<()> {
         self.dmesg()?;
         self.guest.poweroff()?;
         self.server.stop()
