@@ -132,10 +132,11 @@ impl Server {
                 self.accept();
             }
             self.refusals.retain_mut(|refused| !refused.process());
-            let behind = ready.client && self.serve_client();
+            if ready.client {
+                self.serve_client();
+            }
             let now = self.origin.elapsed();
             turn = self.device.poll(now, &mut self.wire);
-            turn.more |= behind;
         }
     }
 
@@ -143,7 +144,11 @@ impl Server {
     fn wait(&mut self, turn: &Poll) -> anyhow::Result<Ready> {
         let now = self.origin.elapsed();
         let deadline = [turn.deadline, self.wire.deadline(now)].into_iter().flatten().min();
-        let timeout = if turn.more { Some(Duration::ZERO) } else { deadline.map(|at| at.saturating_sub(now)) };
+        // Messages beyond the last turn's budget, or that came while the device waited for a DMA message: the socket does not
+        // become readable for them again.
+        let behind = self.connection.as_ref().is_some_and(Connection::has_input);
+        let timeout =
+            if turn.more || behind { Some(Duration::ZERO) } else { deadline.map(|at| at.saturating_sub(now)) };
         let timeout = timeout.map(|t| Timespec {
             tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: t.subsec_nanos().into(),
@@ -165,8 +170,11 @@ impl Server {
             Err(error) => return Err(error).context("cannot wait for events"),
         }
         let readable = |i: usize| fds.get(i).is_some_and(|fd| !fd.revents().is_empty());
-        let ready =
-            Ready { signal: readable(0), listener: readable(1), client: self.connection.is_some() && readable(3) };
+        let ready = Ready {
+            signal: readable(0),
+            listener: readable(1),
+            client: behind || (self.connection.is_some() && readable(3)),
+        };
         if readable(2) {
             let mut count = [0; 8];
             // Taken by nobody else; "would block" cannot happen and would not matter.
@@ -193,19 +201,15 @@ impl Server {
         }
     }
 
-    /// Serves what the client sent, up to a budget; whether more may wait.
-    fn serve_client(&mut self) -> bool {
-        let Some(connection) = &mut self.connection else { return false };
-        match connection.process(&mut self.device, &self.mem, MESSAGE_BUDGET) {
-            Ok(progress) => progress.more,
-            Err(end) => {
-                match end {
-                    ConnError::Closed => tracing::info!("the client detached; waiting for the next"),
-                    end => tracing::warn!(error = %end, "the client was disconnected; waiting for the next"),
-                }
-                self.connection = None;
-                false
+    /// Serves what the client sent, up to a budget.
+    fn serve_client(&mut self) {
+        let Some(connection) = &mut self.connection else { return };
+        if let Err(end) = connection.process(&mut self.device, &self.mem, MESSAGE_BUDGET) {
+            match end {
+                ConnError::Closed => tracing::info!("the client detached; waiting for the next"),
+                end => tracing::warn!(error = %end, "the client was disconnected; waiting for the next"),
             }
+            self.connection = None;
         }
     }
 }

@@ -12,11 +12,14 @@ use std::{
         net::{UnixListener, UnixStream},
     },
     process::{Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use common::{Scratch, Server, one_error, wait};
+use ernic_emu::vfio::client::Client;
 use pcap_file::{DataLink, pcap::PcapReader};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 
 /// Starts a server, finds every text in its log, and ends it; the socket must be there in between, and not after.
 fn serves(arguments: &[&str], texts: &[&str]) {
@@ -121,7 +124,7 @@ fn log_options() {
         }
         let mut server = Server::spawn(command);
         while UnixStream::connect(scratch.socket()).is_err() {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         assert_eq!(server.terminate().code(), Some(0));
         assert_eq!(server.whole_log().iter().any(|line| line.contains(DEFAULT_LINE)), expected, "{option:?}");
@@ -257,6 +260,36 @@ fn signals_end_it_with_and_without_a_client() {
     }
 }
 
+/// A driver's device command is some hundred posted writes (an identify buffer is 478) and then a read. While the server does
+/// something else they pile up, and arrive in one piece, more than it handles in one turn.
+#[test]
+fn a_read_behind_a_burst_of_posted_writes_is_answered() {
+    const CONFIG: u32 = 7;
+    const CACHE_LINE_SIZE: u64 = 0x0c;
+    let scratch = Scratch::new();
+    let mut server = Server::start(&scratch, &[]);
+    server.ready();
+    let mut client = Client::connect(scratch.socket()).expect("the server takes a client");
+    client.set_timeout(common::TIMEOUT);
+    for writes in [255_u32, 256, 257, 1000, 3000] {
+        kill_process(server.pid(), Signal::STOP).expect("the server runs");
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                for n in 0..writes {
+                    let value = [u8::try_from(n % 251).expect("a byte")];
+                    client.region_write_posted(CONFIG, CACHE_LINE_SIZE, &value).expect("room in the socket");
+                }
+                client.region_read_uint::<1>(CONFIG, CACHE_LINE_SIZE)
+            });
+            // Not needed for the result, but for the writes to come in one piece.
+            thread::sleep(Duration::from_millis(100));
+            kill_process(server.pid(), Signal::CONT).expect("the server is stopped");
+            let value = reading.join().expect("the client").expect("an answer to the read behind the writes");
+            assert_eq!(value, u64::from((writes - 1) % 251), "the last of {writes} writes");
+        });
+    }
+}
+
 #[test]
 fn a_lost_reader_of_the_log_does_not_end_it() {
     let scratch = Scratch::new();
@@ -264,9 +297,9 @@ fn a_lost_reader_of_the_log_does_not_end_it() {
     drop(child.stderr.take());
     while UnixStream::connect(scratch.socket()).is_err() {
         assert!(child.try_wait().expect("a child of ours").is_none(), "it ended");
-        std::thread::yield_now();
+        thread::yield_now();
     }
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).expect("it runs");
+    kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).expect("it runs");
     assert_eq!(wait(&mut child).code(), Some(0));
 }
 

@@ -27,7 +27,8 @@ const RAM_SIZED: u64 = 1 << 20;
 pub struct Progress {
     /// Messages handled.
     pub messages: usize,
-    /// More messages are there already: call again before waiting for [`Connection::fd`].
+    /// More messages are there already: call again before waiting for [`Connection::fd`]. They stay there until then
+    /// ([`Connection::has_input`]).
     pub more: bool,
 }
 
@@ -91,6 +92,13 @@ impl Connection {
     /// What to wait for: always [`PollFlags::IN`], and [`PollFlags::OUT`] while replies could not be sent.
     pub fn poll_events(&self) -> PollFlags {
         if self.session.channel.is_pending() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    /// Whether messages lie here that [`Connection::process`] has not handled: its budget ended before them, or they came
+    /// while a DMA message was waited for. [`Connection::fd`] says nothing of them, and a client that waits for the answer to
+    /// one sends nothing more, so call [`Connection::process`] before waiting.
+    pub fn has_input(&self) -> bool {
+        self.over.is_none() && (!self.batch.is_empty() || self.session.channel.inbox().has_frames())
     }
 
     /// Changes [`DMA_TIMEOUT`] for this connection, as long as no version is negotiated.

@@ -1135,6 +1135,7 @@ fn the_budget_is_kept_and_more_says_that_there_is_more() {
     let mut steps = Vec::new();
     for _ in 0..5 {
         let progress = connection.process(dev, mem, 3).unwrap();
+        assert_eq!(connection.has_input(), progress.more, "and it stays so");
         steps.push((progress.messages, progress.more, dev.take_events().len()));
     }
     assert_eq!(steps, [(3, true, 3), (3, true, 3), (3, true, 3), (1, false, 1), (0, false, 0)]);
@@ -1552,9 +1553,13 @@ fn commands_that_come_during_a_dma_message_are_handled_later_and_in_order() {
         LONG,
         |connection, dev, mem| {
             // The doorbell's DMA waits; nothing that came meanwhile is handled before it is done.
+            let mut came_meanwhile = false;
             while dev.events.len() < 26 {
-                connection.process(dev, mem, 4).unwrap();
+                let handled = connection.process(dev, mem, 4).unwrap().messages;
+                came_meanwhile |= handled > 0 && connection.has_input();
             }
+            // The socket says nothing of them: a loop that waits for it alone would never handle them.
+            assert!(came_meanwhile && !connection.has_input());
         },
         |sock| {
             let ring =
