@@ -1,0 +1,179 @@
+//! `ernic-bench`: see [`options::Options`].
+
+mod options;
+
+use std::{
+    env,
+    error::Error,
+    fs::File,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use ernic_client::{
+    bench::{self, Plan, Row},
+    counters::Counters,
+    functional,
+    memory::{Layout, Plain, Region, Registrar},
+    s3::Client,
+    size,
+    transfer::{Direction, Family, Route, Session},
+    verbs::Device,
+};
+use options::{Options, Switch};
+
+/// What ends the program with status 1.
+type Failure = Box<dyn Error>;
+
+fn main() -> ExitCode {
+    let options = Options::read(env::args_os()).unwrap_or_else(|error| error.exit());
+    let result = if options.functional { check(&options) } else { measure(&options) };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = io::stdout().flush();
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints a line. Errors: nobody reads any more.
+fn say(line: &str) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+/// Opens the device and says which.
+fn open(options: &Options) -> Result<Device, Failure> {
+    let device = Device::open(&options.device(options.endpoint.local_address()))?;
+    let (port, family) = (device.port(), Family::from(options.token));
+    say(&format!("device={} port={} qpn={:#x} {} token={family}", device.name(), port.number, port.qpn, device.gid()))?;
+    Ok(device)
+}
+
+fn check(options: &Options) -> Result<(), Failure> {
+    say(&format!("endpoint={} bucket={}", options.endpoint, options.bucket))?;
+    say("mode=host-memory-cuobject-token")?;
+    let device = open(options)?;
+    let mut client = Client::new(options.config())?;
+    let plan = functional::Plan { family: options.token.into(), ..functional::Plan::new(&options.bucket) };
+    let mut broken = Ok(());
+    let summary = functional::run(&mut client, &device, &plan, &mut |line| {
+        if broken.is_ok() {
+            broken = say(line);
+        }
+    })?;
+    broken?;
+    match summary.failed {
+        0 => Ok(say("all checks passed")?),
+        failed => Err(format!("{failed} of {} checks failed", failed + summary.passed).into()),
+    }
+}
+
+fn measure(options: &Options) -> Result<(), Failure> {
+    let sizes = options.sizes();
+    let config = options.config();
+    let auth = if config.credentials.is_some() { "sigv4" } else { "none" };
+    let keep_alive = if options.keep_alive == Switch::On { "on" } else { "off" };
+    say(&format!(
+        "endpoint={} bucket={} key={} n={} connections={} keep-alive={keep_alive} auth={auth}",
+        options.endpoint, options.bucket, options.key, options.iterations, options.connections
+    ))?;
+    let device = if options.std_s3 {
+        say("mode=standard-s3")?;
+        None
+    } else {
+        say("mode=host-memory-cuobject-token")?;
+        Some(open(options)?)
+    };
+
+    // One buffer for each connection, large enough for the largest object, registered once.
+    let most = sizes.iter().copied().max().unwrap_or_default();
+    let length = usize::try_from(most)?;
+    let mut sessions = Vec::new();
+    for _ in 0..options.connections {
+        let (region, route): (Box<dyn Region>, _) = match &device {
+            Some(device) => {
+                (device.register(Layout::aligned(length))?, Route::Rdma(options.token.into(), device.port()))
+            }
+            None => (Box::new(Plain::new(length)), Route::Http),
+        };
+        sessions.push(Session::new(Client::new(config.clone())?, region, route));
+    }
+
+    let mut client = Client::new(config)?;
+    client.create_bucket(&options.bucket)?;
+    let before = Counters::read(&mut client)?;
+    let (mut rows, mut samples) = (Vec::new(), Vec::new());
+    for size in sizes {
+        let plan = Plan {
+            bucket: options.bucket.clone(),
+            key: options.key.clone(),
+            size,
+            iterations: options.iterations,
+            only: options.only(),
+        };
+        say(&format!("size={size} ({})", size::text(size)))?;
+        let mut broken = Ok(());
+        let some = bench::run(&plan, &mut sessions, &mut |sample| {
+            if broken.is_ok() {
+                broken = say(&sample.to_string());
+            }
+        })?;
+        broken?;
+        let both = [Direction::Put, Direction::Get];
+        rows.extend(both.into_iter().filter_map(|direction| Row::new(size, direction, &some)));
+        samples.extend(some);
+    }
+    say("")?;
+    say(bench::table(&rows).trim_end())?;
+    if let Some(path) = &options.csv {
+        let mut file = File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        bench::csv(&rows, &mut file)?;
+    }
+    if let Some(path) = &options.json {
+        let file = File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        write_json(options, &rows, auth, file)?;
+    }
+
+    let rdma = samples.iter().filter(|sample| sample.rdma).count();
+    let fell_back = samples.iter().filter(|sample| sample.fell_back.is_some()).count();
+    say(&format!("transfers: {rdma} by RDMA, {} by HTTP, {fell_back} of these fell back", samples.len() - rdma))?;
+    let mut problems = Vec::new();
+    match (before, Counters::read(&mut client)?) {
+        (Some(before), Some(after)) => {
+            let differences = after.differences(&before, &bench::rise(&samples), !options.shared);
+            if differences.is_empty() {
+                say("the server's counters agree")?;
+            }
+            problems.extend(differences);
+        }
+        _ => say("the server has no counters to compare")?,
+    }
+    if fell_back > 0 && !options.allow_fallback {
+        problems.push(format!(
+            "{fell_back} of {} transfers fell back to HTTP; --allow-fallback accepts that",
+            samples.len()
+        ));
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("; ").into()) }
+}
+
+/// Writes the rows with what they were measured under.
+fn write_json(options: &Options, rows: &[Row], auth: &str, mut file: File) -> Result<(), Failure> {
+    let value = serde_json::json!({
+        "meta": {
+            "version": env!("CARGO_PKG_VERSION"),
+            "endpoint": options.endpoint.to_string(),
+            "mode": if options.std_s3 { "standard-s3" } else { "host-memory-cuobject-token" },
+            "token": if options.std_s3 { None } else { Some(Family::from(options.token).to_string()) },
+            "connections": options.connections,
+            "keep_alive": options.keep_alive == Switch::On,
+            "auth": auth,
+            "iterations": options.iterations,
+        },
+        "results": rows,
+    });
+    serde_json::to_writer_pretty(&mut file, &value)?;
+    Ok(writeln!(file)?)
+}

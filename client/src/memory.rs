@@ -1,0 +1,188 @@
+//! Memory that a server may reach.
+
+use std::io;
+
+/// Bytes of a page, on the machines that this client runs on.
+pub const PAGE: usize = 4096;
+
+/// Why there is no memory to transfer to or from. The text says what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The verbs library is not there, or is too old.
+    #[error("cannot use libibverbs.so.1: {0}; install rdma-core 32 or newer (Debian: libibverbs1, ibverbs-providers)")]
+    Library(String),
+    /// There is no such device.
+    #[error("no RDMA device{wanted}; {found}", wanted = match .wanted { Some(name) => format!(" '{name}'"), None => String::new() })]
+    Device {
+        /// The name that was asked for.
+        wanted: Option<String>,
+        /// Which there are, or how to get one.
+        found: String,
+    },
+    /// The port cannot be used.
+    #[error("{device} port {port}: {reason}")]
+    Port {
+        /// The device.
+        device: String,
+        /// The port's number.
+        port: u8,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No usable entry in the port's GID table.
+    #[error("{device} port {port}: {reason}; the table: {table}")]
+    Gid {
+        /// The device.
+        device: String,
+        /// The port's number.
+        port: u8,
+        /// What is wrong.
+        reason: String,
+        /// Its entries.
+        table: String,
+    },
+    /// A verb failed.
+    #[error("{verb} failed: {source}{hint}")]
+    Verb {
+        /// The function.
+        verb: &'static str,
+        /// Why.
+        source: io::Error,
+        /// What to do, where that is known.
+        hint: &'static str,
+    },
+    /// No memory from the system.
+    #[error("cannot map {length} bytes: {source}")]
+    Map {
+        /// How many.
+        length: usize,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What a server may do to a region. The client itself can always read and write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rights {
+    /// Read it: for PUT.
+    pub remote_read: bool,
+    /// Write it: for GET.
+    pub remote_write: bool,
+}
+
+impl Rights {
+    /// Both.
+    pub const ALL: Self = Self { remote_read: true, remote_write: true };
+    /// Neither.
+    pub const NONE: Self = Self { remote_read: false, remote_write: false };
+}
+
+/// A region that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes, at least 1.
+    pub length: usize,
+    /// Bytes between the start of a page and the region's first byte, less than [`PAGE`].
+    pub offset: usize,
+    /// What a server may do.
+    pub rights: Rights,
+}
+
+impl Layout {
+    /// A region that starts with a page and that a server may read and write.
+    #[must_use]
+    pub fn aligned(length: usize) -> Self {
+        Self { length, offset: 0, rights: Rights::ALL }
+    }
+}
+
+/// Where the client is reached: what a token says beside its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Port {
+    /// Number of the queue pair, 24 bits.
+    pub qpn: u32,
+    /// Address of the port, as it is on the wire.
+    pub gid: [u8; 16],
+    /// Number of the port, from 1.
+    pub number: u8,
+    /// Local identifier; 0 for RoCE.
+    pub lid: u16,
+}
+
+/// Whoever registers memory for remote access.
+pub trait Registrar: Sync {
+    /// Where the client is reached.
+    fn port(&self) -> Port;
+
+    /// Allocates and registers memory. Its content is zeros. Errors: [`MemoryError::Map`], [`MemoryError::Verb`].
+    fn register(&self, layout: Layout) -> Result<Box<dyn Region>, MemoryError>;
+}
+
+/// Registered memory. Dropping it gives the registration up first and the memory then.
+///
+/// It is copied in and out, never borrowed: a server may write into it at any time.
+pub trait Region: Send {
+    /// Address of the first byte, as the server names it.
+    fn address(&self) -> u64;
+
+    /// Bytes.
+    fn length(&self) -> usize;
+
+    /// The key that a server needs.
+    fn rkey(&self) -> u32;
+
+    /// Copies `bytes` to `offset`. Panics if they do not fit there.
+    fn write(&mut self, offset: usize, bytes: &[u8]);
+
+    /// Copies from `offset`. Panics if there are not as many bytes.
+    fn read(&self, offset: usize, into: &mut [u8]);
+
+    /// Gives the registration up and keeps the memory. It stays readable here; its key must be worthless from now on.
+    fn deregister(&mut self) -> Result<(), MemoryError>;
+}
+
+impl std::fmt::Debug for dyn Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({:#x}, {} bytes, rkey {:#x})", self.address(), self.length(), self.rkey())
+    }
+}
+
+/// Memory that no server can reach, for transfers in HTTP bodies.
+#[derive(Debug)]
+pub struct Plain(Vec<u8>);
+
+impl Plain {
+    /// `length` zeros.
+    #[must_use]
+    pub fn new(length: usize) -> Self {
+        Self(vec![0; length])
+    }
+}
+
+impl Region for Plain {
+    fn address(&self) -> u64 {
+        self.0.as_ptr().addr() as u64
+    }
+
+    fn length(&self) -> usize {
+        self.0.len()
+    }
+
+    /// 0, which every server refuses.
+    fn rkey(&self) -> u32 {
+        0
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.0[offset..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        into.copy_from_slice(&self.0[offset..][..into.len()]);
+    }
+
+    fn deregister(&mut self) -> Result<(), MemoryError> {
+        Ok(())
+    }
+}
