@@ -10,6 +10,7 @@ use anyhow::Context;
 use ernic_emu::{
     device::{Device, DeviceConfig, Poll},
     mem::GuestMemory,
+    rdma::NicMemory,
     vfio::{ConnError, Connection, Listener, Refusal},
 };
 use ernic_store::{MemoryConfig, MemoryStore};
@@ -17,7 +18,7 @@ use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     io::Errno,
 };
-use s3_proto::{S3Config, S3Service};
+use s3_proto::{RdmaConfig, S3Config, S3Service};
 use tcp_inband::Endpoint;
 
 use crate::{
@@ -65,9 +66,6 @@ impl Server {
         if let Some(tap) = tap {
             wire.attach(tap);
         }
-        if let Backend::S3(s3) = &options.backend {
-            serve_s3(&mut wire, s3, &wake)?;
-        }
         let config = DeviceConfig {
             mac: options.nic_mac().octets(),
             device_id: options.device_id.number(),
@@ -75,6 +73,11 @@ impl Server {
         };
         let mem = GuestMemory::new();
         let device = Device::new(config, mem.clone());
+        if let Backend::S3(s3) = &options.backend {
+            // What a token names is a row of the NIC's own table.
+            let memory = NicMemory::new(device.regions().clone(), mem.clone());
+            serve_s3(&mut wire, s3, memory, &wake)?;
+        }
         Ok(Self {
             listener,
             connection: None,
@@ -89,11 +92,13 @@ impl Server {
     }
 }
 
-/// Puts the store and its endpoint on the wire.
-fn serve_s3(wire: &mut Wire, s3: &S3Options, wake: &Arc<OwnedFd>) -> anyhow::Result<()> {
+/// Puts the store and its endpoint on the wire; payloads with a token move from and to `memory`.
+fn serve_s3(wire: &mut Wire, s3: &S3Options, memory: NicMemory, wake: &Arc<OwnedFd>) -> anyhow::Result<()> {
     let store = MemoryStore::new(MemoryConfig { capacity: s3.size, objects: s3.objects });
     store.create_bucket(&s3.bucket);
-    let service = S3Service::new(Arc::new(store), S3Config { max_part: s3.maxpart, ..S3Config::default() });
+    let service = S3Service::builder(Arc::new(store), S3Config { max_part: s3.maxpart, ..S3Config::default() })
+        .with_remote(Arc::new(memory), RdmaConfig::new(s3.ip))
+        .build();
     let config = tcp_inband::Config { dhcp: s3.dhcp, buffer: TCP_BUFFER, ..tcp_inband::Config::new(s3.ip, s3.port) };
     let endpoint = Endpoint::new(config, Duration::ZERO).context("s3 backend")?;
     let wake = Arc::clone(wake);
