@@ -98,8 +98,7 @@ const LANES: &[Lane] = &[
     lane("vm-offload", Run::Vm(vms::offload)),
     lane("vm-pcap", Run::Vm(vms::pcap)),
     lane("vm-boto3", Run::Vm(boto3::case_20_boto3)),
-    // In every run once the server announces RDMA to the driver.
-    Lane { name: "vm-rdma", run: Run::Vm(rdma::control), full: true },
+    lane("vm-rdma", Run::Vm(rdma::control)),
 ];
 
 /// A lane cannot run here; the text says why.

@@ -203,8 +203,7 @@ impl Device {
 
     fn lif_identity(&self) -> LifIdentity {
         let mut id = LifIdentity::new_zeroed();
-        // The RDMA half is described but not announced until requests can use it: a driver would bind to it.
-        id.capabilities = LifCaps::ETH.bits().into();
+        id.capabilities = (LifCaps::ETH | LifCaps::RDMA).bits().into();
         id.rdma = Rdma::identity();
         id.eth.version = IDENTITY_VERSION_1;
         id.eth.max_ucast_filters = MAX_FILTERS.into();
