@@ -2,6 +2,8 @@
 
 use std::{fmt, net::Ipv4Addr, str::FromStr};
 
+use s3_proto::{Etag, RESERVED_BUCKETS};
+
 use crate::{
     mac::Mac,
     size::{SizeError, parse_size},
@@ -36,6 +38,8 @@ pub struct S3Options {
     pub maxpart: u64,
     /// Whether the endpoint leases addresses.
     pub dhcp: bool,
+    /// What ETags are made of.
+    pub etag: Etag,
 }
 
 impl Default for S3Options {
@@ -48,6 +52,7 @@ impl Default for S3Options {
             port: 9000,
             maxpart: 256 << 20,
             dhcp: true,
+            etag: Etag::Md5,
         }
     }
 }
@@ -113,12 +118,18 @@ impl FromStr for Backend {
 
 impl S3Options {
     /// The keys that `s3:` takes.
-    pub const KEYS: [&'static str; 7] = ["bucket", "size", "objects", "ip", "port", "maxpart", "dhcp"];
+    pub const KEYS: [&'static str; 8] = ["bucket", "size", "objects", "ip", "port", "maxpart", "dhcp", "etag"];
 
     /// The endpoint's Ethernet address.
     #[must_use]
     pub fn mac(&self) -> Mac {
         Mac::of_endpoint(self.ip)
+    }
+
+    /// Where the endpoint answers.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}:{}/", self.ip, self.port)
     }
 
     fn set(&mut self, key: &'static str, value: &str) -> Result<(), BackendError> {
@@ -147,6 +158,7 @@ impl S3Options {
                     _ => return Err(rule("use on or off")),
                 };
             }
+            "etag" => self.etag = value.parse().map_err(|_| rule("use md5 or crc64nvme"))?,
             _ => return Err(BackendError::UnknownKey(key.to_owned())),
         }
         Ok(())
@@ -204,6 +216,9 @@ fn bucket(name: &str) -> Result<String, &'static str> {
     if name.parse::<Ipv4Addr>().is_ok() {
         return Err("it must not look like an IP address");
     }
+    if RESERVED_BUCKETS.contains(&name) {
+        return Err("a page of the server's own has that name");
+    }
     if name.starts_with("xn--") {
         return Err("it must not start with xn--");
     }
@@ -248,7 +263,8 @@ mod tests {
 
     #[test]
     fn every_key() {
-        let text = "s3:bucket=my.bucket-1,size=1G,objects=16777216,ip=10.0.0.5,port=8080,maxpart=5GiB,dhcp=off";
+        let text =
+            "s3:bucket=my.bucket-1,size=1G,objects=16777216,ip=10.0.0.5,port=8080,maxpart=5GiB,dhcp=off,etag=crc64nvme";
         let expected = S3Options {
             bucket: "my.bucket-1".to_owned(),
             size: 1 << 30,
@@ -257,9 +273,10 @@ mod tests {
             port: 8080,
             maxpart: 5 << 30,
             dhcp: false,
+            etag: Etag::Crc64Nvme,
         };
         assert_eq!(text.parse(), Ok(Backend::S3(expected)));
-        assert_eq!("s3:dhcp=on".parse(), Ok(Backend::S3(S3Options::default())));
+        assert_eq!("s3:dhcp=on,etag=md5".parse(), Ok(Backend::S3(S3Options::default())));
     }
 
     #[test]
@@ -283,17 +300,21 @@ mod tests {
             ("s3:bucket=-abc", "s3 backend: bad bucket '-abc': it must not start or end with a dot or a dash"),
             ("s3:bucket=abc.", "s3 backend: bad bucket 'abc.': it must not start or end with a dot or a dash"),
             ("s3:bucket=a..b", "s3 backend: bad bucket 'a..b': two dots in a row are not allowed"),
+            ("s3:bucket=metrics", "s3 backend: bad bucket 'metrics': a page of the server's own has that name"),
+            ("s3:bucket=minio", "s3 backend: bad bucket 'minio': a page of the server's own has that name"),
+            ("s3:etag=sha1", "s3 backend: bad etag 'sha1': use md5 or crc64nvme"),
+            ("s3:etag=MD5", "s3 backend: bad etag 'MD5': use md5 or crc64nvme"),
             ("s3:bucket=1.2.3.4", "s3 backend: bad bucket '1.2.3.4': it must not look like an IP address"),
             ("s3:", "s3 backend: empty option in ''"),
             ("s3:size=1M,", "s3 backend: empty option in 'size=1M,'"),
             ("s3:size", "s3 backend: option 'size' has no value; write size=…"),
             (
                 "s3:colour=red",
-                "s3 backend: unknown option 'colour': known are bucket, size, objects, ip, port, maxpart, dhcp",
+                "s3 backend: unknown option 'colour': known are bucket, size, objects, ip, port, maxpart, dhcp, etag",
             ),
             (
                 "s3:SIZE=1M",
-                "s3 backend: unknown option 'SIZE': known are bucket, size, objects, ip, port, maxpart, dhcp",
+                "s3 backend: unknown option 'SIZE': known are bucket, size, objects, ip, port, maxpart, dhcp, etag",
             ),
             ("s3:size=1M,size=1M", "s3 backend: option 'size' given twice, the second time as 'size=1M'"),
             ("none:x", "none backend: takes no options, got 'x'"),
@@ -311,14 +332,14 @@ mod tests {
         /// Whatever comes, an answer that keeps to the rules.
         #[test]
         fn accepted_options_keep_the_rules(
-            items in prop::collection::vec(("bucket|size|objects|ip|port|maxpart|dhcp|x", "[a-z0-9.=-]{0,12}"), 0..4),
+            items in prop::collection::vec(("bucket|size|objects|ip|port|maxpart|dhcp|etag|x", "md5|minio|[a-z0-9.=-]{0,12}"), 0..4),
         ) {
             let text = items.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
             match text.parse::<S3Options>() {
                 Ok(options) => {
                     prop_assert!(options.size > 0 && options.maxpart > 0 && options.port > 0);
                     prop_assert!((1..=MAX_OBJECTS).contains(&options.objects));
-                    prop_assert!((3..=63).contains(&options.bucket.len()));
+                    prop_assert!((3..=63).contains(&options.bucket.len()) && options.bucket != "minio");
                     prop_assert!(!items.is_empty() && items.iter().all(|(key, _)| key != "x"));
                 }
                 Err(error) => prop_assert!(error.to_string().starts_with("s3 backend: ")),

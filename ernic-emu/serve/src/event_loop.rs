@@ -13,17 +13,22 @@ use ernic_emu::{
     rdma::NicMemory,
     vfio::{ConnError, Connection, Listener, Refusal},
 };
-use ernic_store::{MemoryConfig, MemoryStore};
+use ernic_store::{MemoryConfig, MemoryStore, Store};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     io::Errno,
 };
-use s3_proto::{RdmaConfig, S3Config, S3Service};
+use s3_proto::{Impairment, RdmaConfig, S3Config, S3Service, Timers};
 use tcp_inband::Endpoint;
 
 use crate::{
     Parts,
     backend::{Backend, S3Options},
+    cable::Cable,
+    control::{self, Control, Request, Status},
+    counters::{self, Counters},
+    options::{LinkState, Options},
+    recent::Recent,
     signals::Signals,
     wire::Wire,
 };
@@ -48,69 +53,109 @@ pub struct Server {
     device: Device,
     mem: GuestMemory,
     wire: Wire,
+    cable: Cable,
+    s3: Option<S3>,
+    /// Deadlines of requests, where something makes them wait.
+    timers: Option<Timers>,
+    control: Option<Control>,
     wake: Arc<OwnedFd>,
     signals: Signals,
+    options: Options,
+    recent: Recent,
     origin: Instant,
+}
+
+/// What is to be told of the S3 service.
+#[derive(Debug)]
+struct S3 {
+    store: Arc<MemoryStore>,
+    service: S3Service,
+    counters: counters::Shared,
 }
 
 impl Server {
     /// Joins the parts; nothing runs yet.
     pub fn new(parts: Parts) -> anyhow::Result<Self> {
-        let Parts { options, signals, listener, tap, pcap } = parts;
+        let Parts { options, signals, listener, control, tap, pcap, recent } = parts;
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("cannot make an eventfd")?;
-        let wake = Arc::new(wake);
-        let mut wire = Wire::new();
-        if let Some(pcap) = pcap {
-            wire.record(pcap);
-        }
-        if let Some(tap) = tap {
-            wire.attach(tap);
-        }
         let config = DeviceConfig {
             mac: options.nic_mac().octets(),
             device_id: options.device_id.number(),
             max_mtu: options.mtu,
         };
         let mem = GuestMemory::new();
-        let device = Device::new(config, mem.clone());
-        if let Backend::S3(s3) = &options.backend {
-            // What a token names is a row of the NIC's own table.
-            let memory = NicMemory::new(device.regions().clone(), mem.clone());
-            serve_s3(&mut wire, s3, memory, &wake)?;
-        }
-        Ok(Self {
+        let mut server = Self {
             listener,
             connection: None,
             refusals: Vec::new(),
-            device,
+            device: Device::new(config, mem.clone()),
             mem,
-            wire,
-            wake,
+            wire: Wire::new(),
+            cable: Cable::default(),
+            s3: None,
+            timers: None,
+            control,
+            wake: Arc::new(wake),
             signals,
+            options,
+            recent,
             origin: Instant::now(),
-        })
+        };
+        if let Some(pcap) = pcap {
+            server.wire.record(pcap);
+        }
+        if let Some(tap) = tap {
+            server.wire.attach(tap);
+        }
+        if let Backend::S3(s3) = &server.options.backend {
+            let s3 = s3.clone();
+            server.serve_s3(&s3)?;
+        }
+        Ok(server)
     }
-}
 
-/// Puts the store and its endpoint on the wire; payloads with a token move from and to `memory`.
-fn serve_s3(wire: &mut Wire, s3: &S3Options, memory: NicMemory, wake: &Arc<OwnedFd>) -> anyhow::Result<()> {
-    let store = MemoryStore::new(MemoryConfig { capacity: s3.size, objects: s3.objects });
-    store.create_bucket(&s3.bucket);
-    let service = S3Service::builder(Arc::new(store), S3Config { max_part: s3.maxpart, ..S3Config::default() })
-        .with_remote(Arc::new(memory), RdmaConfig::new(s3.ip))
-        .build();
-    let config = tcp_inband::Config { dhcp: s3.dhcp, buffer: TCP_BUFFER, ..tcp_inband::Config::new(s3.ip, s3.port) };
-    let endpoint = Endpoint::new(config, Duration::ZERO).context("s3 backend")?;
-    let wake = Arc::clone(wake);
-    wire.serve(
-        endpoint,
-        service,
-        Arc::new(move || {
+    /// Puts the store and its endpoint on the wire. What tokens name are rows of the NIC's own table.
+    fn serve_s3(&mut self, s3: &S3Options) -> anyhow::Result<()> {
+        let store = MemoryStore::new(MemoryConfig { capacity: s3.size, objects: s3.objects });
+        store.create_bucket(&s3.bucket);
+        let store = Arc::new(store);
+        let memory = NicMemory::new(self.device.regions().clone(), self.mem.clone());
+        let rdma = RdmaConfig { endpoint: s3.ip, impairment: self.impairment() };
+        let config = S3Config { max_part: s3.maxpart, etag: s3.etag, ..S3Config::default() };
+        let counters = counters::Shared::default();
+        let service = S3Service::builder(Arc::<MemoryStore>::clone(&store), config)
+            .with_remote(Arc::new(memory), rdma)
+            .with_collector(counters.clone())
+            .build();
+        let config =
+            tcp_inband::Config { dhcp: s3.dhcp, buffer: TCP_BUFFER, ..tcp_inband::Config::new(s3.ip, s3.port) };
+        let endpoint = Endpoint::new(config, Duration::ZERO).context("s3 backend")?;
+        let wake = Arc::clone(&self.wake);
+        let notify = move || {
             // Only a full counter can refuse, and that is a wake-up too.
             let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
-        }),
-    );
-    Ok(())
+        };
+        self.wire.serve(endpoint, service.clone(), Arc::new(notify));
+        self.s3 = Some(S3 { store, service, counters });
+        Ok(())
+    }
+
+    /// What makes transfers slower or worse than they are, if the options ask for it.
+    fn impairment(&mut self) -> Option<Impairment> {
+        let (rate, faults) = (self.options.rdma_rate, self.options.fault.clone());
+        if rate.is_none() && faults.is_none() {
+            return None;
+        }
+        let timers = self.timers.get_or_insert_default();
+        let fault = self.cable.fault().clone();
+        self.wire.heed(fault.clone());
+        Some(Impairment {
+            rate,
+            faults: faults.unwrap_or_default(),
+            link_down: Some(Arc::new(move |time| fault.request(time))),
+            ..Impairment::new(Arc::new(timers.clone()))
+        })
+    }
 }
 
 /// What there is to read after waiting.
@@ -119,6 +164,7 @@ struct Ready {
     signal: bool,
     client: bool,
     listener: bool,
+    control: bool,
 }
 
 impl Server {
@@ -140,15 +186,43 @@ impl Server {
             if ready.client {
                 self.serve_client();
             }
-            let now = self.origin.elapsed();
-            turn = self.device.poll(now, &mut self.wire);
+            if ready.control {
+                self.serve_control();
+            }
+            turn = self.turn();
+        }
+    }
+
+    /// Gives everything its turn.
+    fn turn(&mut self) -> Poll {
+        let now = self.origin.elapsed();
+        if let Some(timers) = &self.timers {
+            timers.advance(now);
+        }
+        self.set_link(now);
+        if let Some(s3) = &self.s3
+            && self.wire.is_busy()
+        {
+            s3.counters.set(Counters::of(&self.device));
+        }
+        self.device.poll(now, &mut self.wire)
+    }
+
+    /// Tells the device of the cable.
+    fn set_link(&mut self, now: Duration) {
+        let up = self.cable.is_up(now);
+        if up != self.device.link_is_up() {
+            tracing::info!("link {}", if up { LinkState::Up } else { LinkState::Down }.name());
+            self.device.set_link(up);
         }
     }
 
     /// Sleeps until there is something to do.
     fn wait(&mut self, turn: &Poll) -> anyhow::Result<Ready> {
         let now = self.origin.elapsed();
-        let deadline = [turn.deadline, self.wire.deadline(now)].into_iter().flatten().min();
+        let timers = self.timers.as_ref().and_then(Timers::next);
+        let deadlines = [turn.deadline, self.wire.deadline(now), timers, self.cable.deadline()];
+        let deadline = deadlines.into_iter().flatten().min();
         // Messages beyond the last turn's budget, or that came while the device waited for a DMA message: the socket does not
         // become readable for them again.
         let behind = self.connection.as_ref().is_some_and(Connection::has_input);
@@ -170,6 +244,9 @@ impl Server {
             fds.push(PollFd::new(tap, PollFlags::IN));
         }
         fds.extend(self.refusals.iter().map(|refused| PollFd::from_borrowed_fd(refused.fd(), PollFlags::IN)));
+        let control = fds.len();
+        let of_control = self.control.iter().flat_map(Control::fds);
+        fds.extend(of_control.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error).context("cannot wait for events"),
@@ -179,6 +256,7 @@ impl Server {
             signal: readable(0),
             listener: readable(1),
             client: behind || (self.connection.is_some() && readable(3)),
+            control: (control..fds.len()).any(readable),
         };
         if readable(2) {
             let mut count = [0; 8];
@@ -215,6 +293,78 @@ impl Server {
                 end => tracing::warn!(error = %end, "the client was disconnected; waiting for the next"),
             }
             self.connection = None;
+        }
+    }
+
+    /// Serves whoever is at the control socket.
+    fn serve_control(&mut self) {
+        let Some(mut control) = self.control.take() else { return };
+        control.serve(&mut |request| match request {
+            Request::Status => control::json(&self.status()),
+            Request::Link(state) => {
+                self.cable.set(state == LinkState::Up);
+                self.set_link(self.origin.elapsed());
+                "{}".to_owned()
+            }
+        });
+        self.control = Some(control);
+    }
+
+    /// How the server is now.
+    fn status(&self) -> Status {
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let Counters { link_up, driver, sent, received, interrupts, objects, guest_errors } =
+            Counters::of(&self.device);
+        let traffic = |of: counters::Traffic| control::Traffic { frames: of.frames, bytes: of.bytes, lost: of.lost };
+        let metrics = self.s3.as_ref().map(|s3| s3.service.metrics());
+        let s3 = match (&self.options.backend, &self.s3) {
+            (Backend::S3(options), Some(S3 { store, service, .. })) => {
+                let (usage, metrics) = (store.usage(), service.metrics());
+                Some(control::S3 {
+                    url: options.url(),
+                    bucket: options.bucket.clone(),
+                    connections: metrics.open_connections(),
+                    waiting: self.wire.endpoint_stats().map_or(0, |stats| count(stats.parked)),
+                    requests: metrics.requests(),
+                    objects: usage.objects,
+                    bytes: usage.bytes,
+                    capacity: usage.capacity,
+                    uploads: usage.uploads,
+                })
+            }
+            _ => None,
+        };
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.origin.elapsed().as_secs(),
+            socket: self.options.absolute_socket().display().to_string(),
+            nic: control::Nic {
+                guest_attached: self.connection.is_some(),
+                driver_attached: driver,
+                link: if link_up { LinkState::Up } else { LinkState::Down }.name().to_owned(),
+                mac: self.options.nic_mac().to_string(),
+                pci_id: format!("1dd8:{:04x}", self.options.device_id.number()),
+                mtu: self.device.mtu(),
+                sent: traffic(sent),
+                received: traffic(received),
+                interrupts,
+                guest_errors: guest_errors.total(),
+            },
+            rdma: control::Rdma {
+                mrs: objects.regions.into(),
+                qps: count(objects.qps),
+                cqs: count(objects.cqs),
+                eqs: count(objects.eqs),
+                ahs: count(objects.ahs),
+                active: metrics.map_or(0, s3_proto::Metrics::rdma_active),
+                reads: metrics.map_or(0, s3_proto::Metrics::rdma_reads),
+                bytes_read: metrics.map_or(0, s3_proto::Metrics::rdma_bytes_read),
+                writes: metrics.map_or(0, s3_proto::Metrics::rdma_writes),
+                bytes_written: metrics.map_or(0, s3_proto::Metrics::rdma_bytes_written),
+            },
+            s3,
+            errors: self.recent.lines(),
         }
     }
 }

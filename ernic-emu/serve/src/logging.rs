@@ -13,6 +13,8 @@ use tracing_subscriber::{
     util::{SubscriberInitExt, TryInitError},
 };
 
+use crate::recent::Recent;
+
 /// Modules that speak only when they are named in the filter.
 const SILENT: [&str; 3] = ["s3s", "hyper", "smoltcp"];
 
@@ -102,8 +104,8 @@ impl LogFilter {
     }
 }
 
-/// Starts the log of this process. Errors: it was started before.
-pub fn start(filter: &LogFilter, format: LogFormat) -> Result<(), TryInitError> {
+/// Starts the log of this process; warnings and errors are also kept, whatever is shown. Errors: it was started before.
+pub fn start(filter: &LogFilter, format: LogFormat) -> Result<Recent, TryInitError> {
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()))
@@ -113,7 +115,13 @@ pub fn start(filter: &LogFilter, format: LogFormat) -> Result<(), TryInitError> 
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
-    tracing_subscriber::registry().with(layer.with_filter(filter.targets())).try_init()
+    let recent = Recent::default();
+    let kept = LogFilter { level: LevelFilter::WARN, modules: Vec::new() };
+    tracing_subscriber::registry()
+        .with(layer.with_filter(filter.targets()))
+        .with(recent.clone().with_filter(kept.targets()))
+        .try_init()?;
+    Ok(recent)
 }
 
 #[cfg(test)]

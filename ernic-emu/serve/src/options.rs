@@ -4,19 +4,23 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fmt::Write as _,
+    num::NonZeroU64,
     path::{Path, PathBuf},
 };
 
 use clap::{
-    ArgAction, Parser, ValueEnum,
+    ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PathBufValueParser, TypedValueParser},
     error::{ContextKind, ContextValue, ErrorKind},
+    parser::ValueSource,
 };
+use s3_proto::Faults;
 
 use crate::{
     backend::{Backend, decimal},
     logging::{LogFilter, LogFormat},
     mac::Mac,
+    size::parse_size,
 };
 
 /// Smallest MTU that Linux lets the driver set: `ETH_MIN_MTU`, which is IPv4's minimum (RFC 791, section 3.2).
@@ -35,22 +39,32 @@ Examples:
   ernic -b s3:ip=10.0.0.5,port=8080,dhcp=off  somewhere else on the guest's segment
   ernic -T tap0 --pcap /tmp/vm1.pcap          other traffic to the host's tap0, all of it recorded
   ernic -b none -T tap0 --mtu 1500            a plain NIC on a TAP
+  ernic --rdma-rate 100M --fault decline@2    a slower fabric, and a client's fallback put to the test
+  ernic status --json                         ask the running server how it is
+  ernic link down -s /run/vm1.sock            pull the guest's cable
 
 Options of the s3 backend (defaults in brackets):
   bucket=NAME   the bucket [ernic]             ip=ADDR      address of the endpoint [192.168.200.1]
   size=SIZE     bytes of objects [256M]        port=N       TCP port [9000]
   objects=N     objects, 1..16777216 [256]     maxpart=SIZE largest transfer or part [256M]
-                                               dhcp=on|off  lease addresses to the guest [on]
+  dhcp=on|off   lease addresses to the guest [on]
+  etag=KIND     what ETags are made of, md5 or crc64nvme [md5]
 A SIZE is a number and K, M, G, T, KiB, MiB, GiB or TiB, in powers of 1024, upper or lower case alike.
+
+Faults: ACTION[=TIME][@N|@every:N], at the Nth transfer by RDMA or at every Nth, else at each. Actions:
+  decline       answer 501                     no-reply       leave the reply header out
+  fail          fail halfway, answer 503       delay=TIME     wait before the transfer
+  short         move one byte less             link-down=TIME pull the guest's cable for a time
+A TIME is a number and us, ms or s.
 
 Exit status: 0 after SIGINT or SIGTERM, 1 if the server could not start or go on, 2 for a malformed option.";
 
 /// Serves an AMD Pensando ionic NIC to QEMU over vfio-user, with an S3 store on the other end of its wire.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "ernic", version, after_help = EXAMPLES, max_term_width = 110)]
+#[command(name = "ernic", version, after_help = EXAMPLES, max_term_width = 110, disable_help_subcommand = true)]
 pub struct Options {
     /// Unix socket that QEMU connects to; created with mode 0600
-    #[arg(short, long, value_name = "PATH", default_value_os_t = default_socket(),
+    #[arg(short, long, value_name = "PATH", global = true, default_value_os_t = default_socket(),
           value_parser = PathBufValueParser::new().try_map(socket_path))]
     pub socket: PathBuf,
 
@@ -79,6 +93,14 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
 
+    /// Most bytes that all transfers by RDMA together move in a second [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = rate)]
+    pub rdma_rate: Option<NonZeroU64>,
+
+    /// Make transfers by RDMA go wrong on purpose, to test a client's fallbacks; see below
+    #[arg(long, value_name = "SPEC[,SPEC…]")]
+    pub fault: Option<Faults>,
+
     /// off, error, warn, info, debug or trace, or module=level, or several of them separated by commas
     #[arg(short = 'L', long, value_name = "LEVEL", default_value = "info", env = "ERNIC_LOG_LEVEL")]
     pub log_level: LogFilter,
@@ -90,6 +112,47 @@ pub struct Options {
     /// One log level more, each time it is given
     #[arg(short, long, action = ArgAction::Count)]
     pub verbose: u8,
+
+    /// What to do instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What is asked of a server that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub enum Command {
+    /// Ask a running server how it is: guest, link, connections, memory regions, objects, last errors
+    Status {
+        /// As one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Plug in or pull the guest's cable, at a running server
+    Link {
+        /// up or down
+        #[arg(value_enum, hide_possible_values = true)]
+        state: LinkState,
+    },
+}
+
+/// Whether the guest's cable is plugged in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LinkState {
+    /// It is.
+    Up,
+    /// It is not.
+    Down,
+}
+
+impl LinkState {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+        }
+    }
 }
 
 /// PCI device id under vendor 1dd8.
@@ -130,7 +193,23 @@ impl Options {
         I: IntoIterator<Item = T>,
         T: Into<OsString> + Clone,
     {
-        let options = Self::try_parse_from(args).map_err(stop)?;
+        let command = Self::command();
+        let matches = command.clone().try_get_matches_from(args).map_err(stop)?;
+        if let Some((name, _)) = matches.subcommand() {
+            // All other options are for a server, which would not get them.
+            let given = |id| id != "socket" && matches.value_source(id) == Some(ValueSource::CommandLine);
+            if let Some(option) = command.get_arguments().find(|argument| given(argument.get_id().as_str())) {
+                let option = option.get_long().unwrap_or_default();
+                return Err(Stop::Malformed(format!("--{option}: does not go with '{name}'")));
+            }
+        }
+        let options = Self::from_arg_matches(&matches).map_err(stop)?;
+        if options.backend == Backend::None {
+            let given = [("--rdma-rate", options.rdma_rate.is_some()), ("--fault", options.fault.is_some())];
+            if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+                return Err(Stop::Malformed(format!("{option}: there are no transfers without the s3 backend")));
+            }
+        }
         if let (Backend::S3(s3), mac) = (&options.backend, options.nic_mac())
             && s3.mac() == mac
         {
@@ -198,6 +277,11 @@ fn interface_name(name: &str) -> Result<String, String> {
     Err(format!("bad interface name '{name}': {why}"))
 }
 
+fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = parse_size(text).map_err(|error| format!("bad rate '{text}'{error}"))?;
+    NonZeroU64::new(bytes).ok_or_else(|| format!("bad rate '{text}'"))
+}
+
 fn mtu(text: &str) -> Result<u16, String> {
     decimal(text)
         .and_then(|mtu| u16::try_from(mtu).ok())
@@ -236,6 +320,14 @@ fn stop(error: clap::Error) -> Stop {
         ErrorKind::InvalidValue if value.is_empty() => format!("{option}: a value is missing"),
         ErrorKind::InvalidValue => {
             format!("{option}: bad value '{value}': use one of {}", list(ContextKind::ValidValue))
+        }
+        ErrorKind::MissingRequiredArgument => {
+            format!("{} is missing: see --help", list(ContextKind::InvalidArg))
+        }
+        // clap's idea of what was meant is too free: `stray` would be `status`.
+        ErrorKind::InvalidSubcommand => {
+            let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
+            format!("unknown option or argument '{word}': see --help")
         }
         ErrorKind::ArgumentConflict => format!("{option}: given more than once"),
         ErrorKind::TooManyValues => format!("{option}: takes no value, got '{value}'"),
@@ -341,6 +433,29 @@ mod tests {
     }
 
     #[test]
+    fn impairments() {
+        let options = read(&["--rdma-rate", "3M", "--fault", "decline@2,delay=5ms"]);
+        assert_eq!(options.rdma_rate.map(NonZeroU64::get), Some(3 << 20));
+        assert_eq!(options.fault, Some("decline@2,delay=5ms".parse().unwrap()));
+        let none = read(&[]);
+        assert!(none.rdma_rate.is_none() && none.fault.is_none());
+    }
+
+    #[test]
+    fn commands_and_whom_they_ask() {
+        assert_eq!(read(&[]).command, None);
+        assert_eq!(read(&["status"]).command, Some(Command::Status { json: false }));
+        assert_eq!(read(&["link", "down"]).command, Some(Command::Link { state: LinkState::Down }));
+        assert_eq!(read(&["link", "up"]).command, Some(Command::Link { state: LinkState::Up }));
+        assert_eq!(read(&["status"]).socket, default_socket());
+        for arguments in [&["status", "--json", "-s", "/x/y"][..], &["-s", "/x/y", "status", "--json"]] {
+            let options = read(arguments);
+            assert_eq!(options.command, Some(Command::Status { json: true }));
+            assert_eq!(options.socket, Path::new("/x/y"), "{arguments:?}");
+        }
+    }
+
+    #[test]
     fn nic_address_follows_the_socket() {
         let one = read(&["-s", "/x/one.sock"]).nic_mac();
         assert_eq!(one, read(&["-s", "/x/one.sock"]).nic_mac());
@@ -392,6 +507,17 @@ mod tests {
             (&["--sockets", "x"], "unknown option or argument '--sockets': did you mean --socket?"),
             (&["-z"], "unknown option or argument '-z': see --help"),
             (&["stray"], "unknown option or argument 'stray': see --help"),
+            (&["statu"], "unknown option or argument 'statu': see --help"),
+            (&["link"], "<STATE> is missing: see --help"),
+            (&["link", "left"], "<STATE>: bad value 'left': use one of up, down"),
+            (&["-b", "none", "status"], "--backend: does not go with 'status'"),
+            (&["-v", "link", "up"], "--verbose: does not go with 'link'"),
+            (&["--rdma-rate", "1", "link", "up"], "--rdma-rate: does not go with 'link'"),
+            (&["--rdma-rate", "x"], "--rdma-rate: bad rate 'x'"),
+            (&["--rdma-rate", "0K"], "--rdma-rate: bad rate '0K': it must not be zero"),
+            (&["--rdma-rate", "1", "-b", "none"], "--rdma-rate: there are no transfers without the s3 backend"),
+            (&["--fault", "fail", "-b", "none"], "--fault: there are no transfers without the s3 backend"),
+            (&["--fault", "short=1s"], "--fault: bad fault 'short=1s': short takes no value"),
             (
                 &["-T", "a\nb\u{1b}"],
                 "--tap: bad interface name 'a\\nb\\u{1b}': an interface's name has no '/', ':', '%' or space in it",

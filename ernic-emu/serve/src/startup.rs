@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use s3_proto::Etag;
+
 use crate::{
     backend::{Backend, S3Options},
     options::Options,
@@ -10,8 +12,8 @@ use crate::{
 /// Store, endpoint and address, in the words that users of rocm-ernic know.
 #[must_use]
 pub fn s3_line(s3: &S3Options) -> String {
-    let S3Options { bucket, size, ip, port, .. } = s3;
-    format!("s3 bucket '{bucket}' {size} bytes at http://{ip}:{port}/ mac {}", s3.mac())
+    let S3Options { bucket, size, .. } = s3;
+    format!("s3 bucket '{bucket}' {size} bytes at {} mac {}", s3.url(), s3.mac())
 }
 
 /// A QEMU command for a shell, complete but for the guest's own disk or kernel.
@@ -41,7 +43,18 @@ pub fn announce(options: &Options) {
         Backend::S3(s3) => {
             tracing::info!("{}", s3_line(s3));
             let on = if s3.dhcp { "on" } else { "off" };
-            tracing::info!("s3 objects {} maxpart {} bytes dhcp {on}", s3.objects, s3.maxpart);
+            let etag = match s3.etag {
+                Etag::Md5 => "md5",
+                Etag::Crc64Nvme => "crc64nvme",
+            };
+            tracing::info!("s3 objects {} maxpart {} bytes dhcp {on} etag {etag}", s3.objects, s3.maxpart);
+            if let Some(rate) = options.rdma_rate {
+                tracing::info!("rdma rate {rate} bytes/s for all transfers together");
+            }
+            if let Some(faults) = &options.fault {
+                let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+                tracing::info!("rdma faults on demand: {}", faults.join(", "));
+            }
         }
         Backend::None => tracing::info!(
             "no backend: nothing answers on the wire{}",

@@ -10,9 +10,10 @@ use ernic_emu::{
     offload,
 };
 use s3_proto::{Phase, S3Service};
-use tcp_inband::{Endpoint, FrameSink, exec::Executor};
+use tcp_inband::{Endpoint, FrameSink, Stats, exec::Executor};
 
 use crate::{
+    cable::LinkFault,
     pcap::Pcap,
     tap::{Tap, TapError},
 };
@@ -33,6 +34,8 @@ pub struct Wire {
     tap: Option<Tap>,
     /// The guest had no buffer for a frame of the TAP, which stays where it is.
     tap_blocked: bool,
+    /// Takes the link down; a request that did is answered when it is up again.
+    fault: LinkFault,
     pcap: Option<Pcap>,
     /// The time of the current turn.
     now: Duration,
@@ -55,6 +58,7 @@ impl Wire {
             in_band: None,
             tap: None,
             tap_blocked: false,
+            fault: LinkFault::default(),
             pcap: None,
             now: Duration::ZERO,
             segment: Vec::new(),
@@ -84,6 +88,23 @@ impl Wire {
     #[must_use]
     pub fn readable_tap(&self) -> Option<&Tap> {
         self.tap.as_ref().filter(|_| !self.tap_blocked)
+    }
+
+    /// Takes no answer to the guest from the moment on that `fault` asks for the link to go down.
+    pub fn heed(&mut self, fault: LinkFault) {
+        self.fault = fault;
+    }
+
+    /// Whether requests may be under way.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.in_band.as_ref().is_some_and(|in_band| !in_band.executor.is_empty())
+    }
+
+    /// What the endpoint has done, if there is one.
+    #[must_use]
+    pub fn endpoint_stats(&self) -> Option<Stats> {
+        self.in_band.as_ref().map(|in_band| in_band.endpoint.stats())
     }
 
     /// The interface was deleted: its descriptor would be readable, with an error, for ever.
@@ -181,6 +202,9 @@ impl Link for Wire {
                 }
             }
             executor.run_ready();
+            if self.fault.is_pending() {
+                return LinkPoll { more: true };
+            }
             let polled = endpoint.poll(now, &mut Tee { rx, pcap: self.pcap.as_mut() });
             more |= polled.more || !executor.is_idle();
         }

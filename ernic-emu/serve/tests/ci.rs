@@ -41,7 +41,7 @@ const DEFAULT_LINE: &str = "s3 bucket 'ernic' 268435456 bytes at http://192.168.
 fn backends() {
     for arguments in [&[][..], &["-b", "s3"], &["-bs3"], &["--backend", "s3"], &["--backend=s3"], &["-b", "s3:dhcp=on"]]
     {
-        serves(arguments, &[DEFAULT_LINE, "s3 objects 256 maxpart 268435456 bytes dhcp on"]);
+        serves(arguments, &[DEFAULT_LINE, "s3 objects 256 maxpart 268435456 bytes dhcp on etag md5"]);
     }
     serves(&["-b", "none"], &["no backend: nothing answers on the wire"]);
 }
@@ -58,6 +58,8 @@ fn s3_options() {
             &["s3 bucket 'ernic' 268435456 bytes at http://10.0.0.5:8080/ mac 02:53:0a:00:00:05"],
         ),
         ("s3:objects=16777216,maxpart=5GiB,dhcp=off", &["s3 objects 16777216 maxpart 5368709120 bytes dhcp off"]),
+        ("s3:etag=md5", &["s3 objects 256 maxpart 268435456 bytes dhcp on etag md5"]),
+        ("s3:etag=crc64nvme", &["s3 objects 256 maxpart 268435456 bytes dhcp on etag crc64nvme"]),
         ("s3:objects=1", &["s3 objects 1 maxpart 268435456 bytes dhcp on"]),
         ("s3:bucket=a.b-3", &["s3 bucket 'a.b-3' 268435456 bytes at "]),
     ] {
@@ -95,6 +97,23 @@ fn nic_options() {
     for mtu in ["68", "1500", "9198"] {
         serves(&["--mtu", mtu], &[&format!(" mtu up to {mtu} ")]);
     }
+}
+
+#[test]
+fn impairments() {
+    serves(&["--rdma-rate", "100M"], &["rdma rate 104857600 bytes/s for all transfers together"]);
+    serves(&["--rdma-rate=1"], &["rdma rate 1 bytes/s"]);
+    serves(&["--fault", "decline"], &["rdma faults on demand: decline"]);
+    serves(
+        &["--fault=fail@3,short@every:2,no-reply@1,delay=250ms,link-down=2s@4", "--rdma-rate", "2KiB"],
+        &["rdma faults on demand: fail@3, short@every:2, no-reply@1, delay=250ms, link-down=2s@4", "rdma rate 2048 "],
+    );
+    // Nothing of it where nothing of it was asked for.
+    let scratch = Scratch::new();
+    let mut server = Server::start(&scratch, &[]);
+    server.ready();
+    assert_eq!(server.terminate().code(), Some(0));
+    assert!(!server.whole_log().iter().any(|line| line.contains("rdma rate") || line.contains("fault")));
 }
 
 #[test]
@@ -330,6 +349,28 @@ fn malformed_options_are_refused_before_the_socket_exists() {
             &["-b", "s3:bucket=a123456789012345678901234567890123456789012345678901234567890123"],
             &["s3 backend: bad bucket 'a123", "3 to 63"],
         ),
+        (&["-b", "s3:bucket=metrics"], &["s3 backend: bad bucket 'metrics'", "page of the server's own"]),
+        (&["-b", "s3:bucket=minio"], &["s3 backend: bad bucket 'minio'", "page of the server's own"]),
+        (&["-b", "s3:etag=sha256"], &["s3 backend: bad etag 'sha256'", "md5 or crc64nvme"]),
+        (&["-b", "s3:etag="], &["s3 backend: bad etag ''"]),
+        (&["--rdma-rate", "fast"], &["--rdma-rate: bad rate 'fast'"]),
+        (&["--rdma-rate", "0"], &["--rdma-rate: bad rate '0'", "zero"]),
+        (&["--rdma-rate", "1.5G"], &["--rdma-rate: bad rate '1.5G'"]),
+        (&["--rdma-rate", "99999999999T"], &["--rdma-rate: bad rate '99999999999T'", "2^64"]),
+        (&["--rdma-rate"], &["--rdma-rate: a value is missing"]),
+        (&["--rdma-rate", "1M", "-b", "none"], &["--rdma-rate: ", "s3 backend"]),
+        (&["--fault", "explode@3"], &["--fault: bad fault 'explode@3': use decline, fail, short"]),
+        (&["--fault", "fail@0"], &["--fault: bad fault 'fail@0'"]),
+        (&["--fault", "decline,delay"], &["--fault: bad fault 'delay': delay needs a time, as in delay=250ms"]),
+        (&["--fault", "decline,"], &["--fault: bad fault ''"]),
+        (&["--fault", "link-down=2h"], &["--fault: bad fault 'link-down=2h'"]),
+        (&["--fault="], &["--fault: "]),
+        (&["--fault", "decline", "--backend", "none"], &["--fault: ", "s3 backend"]),
+        (&["--mtu", "1500", "status"], &["--mtu: does not go with 'status'"]),
+        (&["status", "--mtu", "1500"], &["unknown option or argument '--mtu'"]),
+        (&["link"], &["<STATE> is missing"]),
+        (&["link", "sideways"], &["<STATE>: bad value 'sideways': use one of up, down"]),
+        (&["stats"], &["'stats'"]),
         (&["-b", "s3:ip=300.1.1.1"], &["s3 backend: bad ip '300.1.1.1'"]),
         (&["-b", "s3:ip=::1"], &["s3 backend: bad ip '::1'"]),
         (&["-b", "s3:ip=0.0.0.0"], &["s3 backend: bad ip '0.0.0.0'"]),

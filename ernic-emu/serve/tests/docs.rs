@@ -12,6 +12,7 @@ use ernic::{
     options::{Options, Stop},
     startup,
 };
+use s3_proto::Etag;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
@@ -109,13 +110,20 @@ fn every_option_is_documented_with_its_default() {
             assert!(row.contains(&format!("| `{default}` |")), "{row}: default {default}");
         }
     }
-    let S3Options { bucket, size, objects, ip, port, maxpart, dhcp } = S3Options::default();
-    assert_eq!((size, maxpart, dhcp), (256 << 20, 256 << 20, true));
-    let defaults =
-        [bucket, "256M".into(), objects.to_string(), ip.to_string(), port.to_string(), "256M".into(), "on".into()];
+    let S3Options { bucket, size, objects, ip, port, maxpart, dhcp, etag } = S3Options::default();
+    assert_eq!((size, maxpart, dhcp, etag), (256 << 20, 256 << 20, true, Etag::Md5));
+    let defaults = [&bucket, "256M", &objects.to_string(), &ip.to_string(), &port.to_string(), "256M", "on", "md5"];
     for (key, default) in S3Options::KEYS.into_iter().zip(defaults) {
         assert!(page.contains(&format!("| `{key}=` | `{default}` |")), "{key}= {default}");
         assert!(Options::command().render_long_help().to_string().contains(&format!("{key}=")), "{key} in --help");
+    }
+    let watch = read(&root().join("docs/src/guide/status.md"));
+    for command in Options::command().get_subcommands() {
+        let name = command.get_name();
+        assert!(
+            page.contains(&format!("\nernic {name} ")) && watch.contains(&format!("\n## ernic {name}\n")),
+            "{name}"
+        );
     }
 }
 

@@ -172,6 +172,18 @@ impl Device {
         self.intr.raised(vector)
     }
 
+    /// Interrupts delivered on all vectors since the last reset.
+    #[must_use]
+    pub fn interrupts_total(&self) -> u64 {
+        (0..pci::VECTORS).map(|vector| self.intr.raised(vector)).sum()
+    }
+
+    /// Whether the cable is plugged in.
+    #[must_use]
+    pub fn link_is_up(&self) -> bool {
+        self.link_up
+    }
+
     /// The MTU that the guest set.
     #[must_use]
     pub fn mtu(&self) -> u32 {

@@ -25,6 +25,31 @@ pub struct GuestErrors {
     pub info_dma: u64,
 }
 
+impl GuestErrors {
+    /// Every kind, by its name.
+    pub fn by_kind(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let Self { doorbells, accesses, unknown_commands, bad_commands, admin_dma, rdma_commands, rdma_dma, info_dma } =
+            *self;
+        [
+            ("doorbells", doorbells),
+            ("accesses", accesses),
+            ("unknown_commands", unknown_commands),
+            ("bad_commands", bad_commands),
+            ("admin_dma", admin_dma),
+            ("rdma_commands", rdma_commands),
+            ("rdma_dma", rdma_dma),
+            ("info_dma", info_dma),
+        ]
+        .into_iter()
+    }
+
+    /// All of them together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.by_kind().map(|(_, count)| count).sum()
+    }
+}
+
 /// Which of the three kinds a destination address is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cast {

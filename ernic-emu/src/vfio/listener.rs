@@ -122,8 +122,16 @@ impl Listener {
     /// # Errors
     /// The process is out of descriptors or memory; the client keeps waiting.
     pub fn accept(&self) -> io::Result<Option<Connection>> {
+        Ok(self.accept_socket()?.map(Connection::new))
+    }
+
+    /// Like [`Listener::accept`], for clients that do not speak vfio-user: the socket as such, non-blocking.
+    ///
+    /// # Errors
+    /// As [`Listener::accept`].
+    pub fn accept_socket(&self) -> io::Result<Option<OwnedFd>> {
         match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(fd) => Ok(Some(Connection::new(fd))),
+            Ok(fd) => Ok(Some(fd)),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
