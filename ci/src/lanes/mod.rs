@@ -88,6 +88,7 @@ const LANES: &[Lane] = &[
     lane("store", Run::Programs(&[Target::All("ernic-store")])),
     lane("ionic", Run::Programs(&[Target::Test("ionic-driver", "inprocess"), Target::Lib("ernic-emu")])),
     lane("vfio-user", Run::Programs(&[Target::Test("ionic-driver", "socket"), Target::Test("ernic-emu", "vfio_user")])),
+    lane("rdma", Run::Programs(&[Target::Test("ionic-driver", "rdma")])),
     lane("tap", Run::Programs(&[Target::Test("ernic", "tap")])),
     lane("abi", Run::Abi),
     lane("other", Run::Rest),

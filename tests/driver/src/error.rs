@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use ionic_abi::{Opcode, Status};
+use ionic_abi::{AdminOp, AdminStatus, Opcode, Status};
 
 use crate::bus::BusError;
 
@@ -25,6 +25,14 @@ pub enum DriverError {
         opcode: Opcode,
         /// Its completion's status.
         status: Status,
+    },
+    /// An RDMA admin command was refused.
+    #[error("RDMA {op} refused: {status}")]
+    Verb {
+        /// The command.
+        op: AdminOp,
+        /// Its completion's status.
+        status: AdminStatus,
     },
     /// Something did not happen in time.
     #[error("{what} did not happen in time")]

@@ -1,7 +1,7 @@
 //! The driver: probe, interface up and down, queues, interrupts, filters, resets — in the order and with the accesses of the stock
 //! Linux driver (`ionic_main.c`, `ionic_lif.c`, `ionic_txrx.c`).
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use ionic_abi::{
     AdminCmd, AdminComp, BAR0_DEV_INFO, DEV_CMD_CMD, DEV_CMD_COMP, DEV_CMD_DATA, DEV_CMD_DONE, DEV_CMD_DONE_BIT,
@@ -244,6 +244,9 @@ pub struct Ionic<B> {
     running: bool,
     link_changed: bool,
     scheduled: VecDeque<u16>,
+    /// Vectors of the RDMA half's event queues, and those of them that were signalled.
+    rdma_vectors: Range<u16>,
+    rdma_signalled: VecDeque<u16>,
     caps: Capabilities,
 }
 
@@ -287,6 +290,8 @@ impl<B: Bus> Ionic<B> {
             running: false,
             link_changed: false,
             scheduled: VecDeque::new(),
+            rdma_vectors: 0..0,
+            rdma_signalled: VecDeque::new(),
             caps: Capabilities::default(),
         })
     }
@@ -425,18 +430,18 @@ impl<B: Bus> Ionic<B> {
 
     // ----- interrupts
 
-    fn intr(&mut self, vector: u16, reg: u64, value: u32) -> Result<(), DriverError> {
+    pub(crate) fn intr(&mut self, vector: u16, reg: u64, value: u32) -> Result<(), DriverError> {
         Ok(self.bus.write32(Bar::Registers, intr_reg(vector, reg), value)?)
     }
 
     /// Gives back whatever credits there are (`ionic_intr_clean`).
-    fn intr_clean(&mut self, vector: u16) -> Result<(), DriverError> {
+    pub(crate) fn intr_clean(&mut self, vector: u16) -> Result<(), DriverError> {
         let credits = self.bus.read32(Bar::Registers, intr_reg(vector, INTR_CREDITS))? & INTR_CRED_COUNT_SIGNED;
         self.intr(vector, INTR_CREDITS, credits | IntrCredits::RESET_COALESCE.bits())
     }
 
     /// `ionic_alloc_qcq_interrupt`.
-    fn intr_alloc(&mut self, vector: u16) -> Result<(), DriverError> {
+    pub(crate) fn intr_alloc(&mut self, vector: u16) -> Result<(), DriverError> {
         self.intr_clean(vector)?;
         self.intr(vector, INTR_MASK_ASSERT, 1)
     }
@@ -449,15 +454,40 @@ impl<B: Bus> Ionic<B> {
         self.intr(vector, INTR_MASK, masked.into())
     }
 
-    /// Takes what was signalled: NAPI is scheduled for those vectors.
-    fn collect_interrupts(&mut self) -> Result<(), DriverError> {
-        let Self { bus, stats, scheduled, vectors, .. } = self;
+    /// Takes what was signalled: NAPI is scheduled for those vectors; those of the RDMA half wait for it.
+    pub(crate) fn collect_interrupts(&mut self) -> Result<(), DriverError> {
+        let Self { bus, stats, scheduled, rdma_vectors, rdma_signalled, vectors, .. } = self;
         Ok(bus.take_irqs(*vectors, &mut |vector, count| {
             stats.interrupts += count;
-            if !scheduled.contains(&vector) {
-                scheduled.push_back(vector);
+            let waiting = if rdma_vectors.contains(&vector) { &mut *rdma_signalled } else { &mut *scheduled };
+            if !waiting.contains(&vector) {
+                waiting.push_back(vector);
             }
         })?)
+    }
+
+    /// Gives `count` vectors behind those of the queues to the RDMA half; the first of them.
+    pub(crate) fn claim_rdma_vectors(&mut self, count: u16) -> Result<u16, DriverError> {
+        let first = 1 + 2 * self.queue_pairs();
+        let end = first + count;
+        if end > self.vectors {
+            return Err(DriverError::Identity { what: "vectors left for event queues", value: self.vectors.into() });
+        }
+        self.rdma_vectors = first..end;
+        self.rdma_signalled.clear();
+        Ok(first)
+    }
+
+    /// Takes them back.
+    pub(crate) fn release_rdma_vectors(&mut self) {
+        self.rdma_vectors = 0..0;
+        self.rdma_signalled.clear();
+    }
+
+    /// The next vector of the RDMA half that was signalled.
+    pub(crate) fn next_rdma_vector(&mut self) -> Result<Option<u16>, DriverError> {
+        self.collect_interrupts()?;
+        Ok(self.rdma_signalled.pop_front())
     }
 
     // ----- admin queue
@@ -530,9 +560,16 @@ impl<B: Bus> Ionic<B> {
     /// # Errors
     /// The bus failed.
     pub fn ring(&mut self, hw: HwQueue, p_index: u16) -> Result<(), DriverError> {
-        let page = u32::from(self.hw_index) * self.dev.ndbpgs_per_lif.get();
-        let value = Doorbell { p_index, ring: 0, qid: hw.index }.value();
-        Ok(self.bus.write64(Bar::Doorbells, Doorbell::offset(page, hw.type_), value)?)
+        self.doorbell(0, hw.type_, Doorbell { p_index, ring: 0, qid: hw.index })
+    }
+
+    /// Rings any doorbell of doorbell page `page` of the LIF: 0 is the kernel's, the others belong to processes.
+    ///
+    /// # Errors
+    /// The bus failed.
+    pub fn doorbell(&mut self, page: u16, slot: u8, doorbell: Doorbell) -> Result<(), DriverError> {
+        let page = u32::from(self.hw_index) * self.dev.ndbpgs_per_lif.get() + u32::from(page);
+        Ok(self.bus.write64(Bar::Doorbells, Doorbell::offset(page, slot), doorbell.value())?)
     }
 
     // ----- probe
@@ -1023,6 +1060,7 @@ impl<B: Bus> Ionic<B> {
         self.admin = None;
         self.filters.clear();
         self.scheduled.clear();
+        self.release_rdma_vectors();
         self.rx_mode = RxMode::empty();
         self.open = false;
         self.running = false;

@@ -125,13 +125,31 @@ impl GuestRam {
         self.take(len).map(|(buf, _)| buf)
     }
 
+    /// As [`GuestRam::alloc_dirty`], at an address for the device that is a multiple of `align` bytes, a power of two, plus
+    /// `offset`.
+    #[must_use]
+    pub fn alloc_aligned(&self, len: usize, align: usize, offset: usize) -> Option<DmaBuf> {
+        self.take_at(len, align.max(PAGE), offset).map(|(buf, _)| buf)
+    }
+
     fn take(&self, len: usize) -> Option<(DmaBuf, bool)> {
+        self.take_at(len, PAGE, 0)
+    }
+
+    fn take_at(&self, len: usize, align: usize, offset: usize) -> Option<(DmaBuf, bool)> {
         let len = round_up(len.max(1));
         let mut free = self.0.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let (&at, &room) = free.runs.iter().find(|(_, room)| **room >= len)?;
-        free.runs.remove(&at);
-        if room > len {
-            free.runs.insert(at + len, room - len);
+        let mask = align as u64 - 1;
+        let (start, room, at) = free.runs.iter().find_map(|(&start, &room)| {
+            let bus = self.0.iova + start as u64;
+            let skip = usize::try_from((offset as u64).wrapping_sub(bus) & mask).ok()?;
+            (skip.checked_add(len)? <= room).then_some((start, room, start + skip))
+        })?;
+        free.runs.remove(&start);
+        for (from, to) in [(start, at), (at + len, start + room)] {
+            if from < to {
+                free.runs.insert(from, to - from);
+            }
         }
         let used = at < free.fresh;
         free.fresh = free.fresh.max(at + len);
@@ -311,6 +329,19 @@ mod tests {
         let mut bytes = vec![1; 4 * PAGE];
         all.read(0, &mut bytes);
         assert!(bytes.iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn memory_can_be_aligned() {
+        let ram = GuestRam::new(64 * PAGE, 0x1_0000_1000).unwrap();
+        let first = ram.alloc(1).unwrap();
+        let aligned = ram.alloc_aligned(3 * PAGE, 16 * PAGE, 0).unwrap();
+        assert_eq!((first.iova(), aligned.iova()), (0x1_0000_1000, 0x1_0001_0000));
+        let offset = ram.alloc_aligned(PAGE, 16 * PAGE, 2 * PAGE).unwrap();
+        assert_eq!(offset.iova(), 0x1_0000_2000, "between the two");
+        assert_eq!(ram.alloc(12 * PAGE).unwrap().iova(), 0x1_0000_3000, "what was skipped is still free");
+        drop((first, aligned, offset));
+        assert!(ram.alloc(64 * PAGE).is_some());
     }
 
     #[test]

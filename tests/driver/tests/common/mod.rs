@@ -136,6 +136,16 @@ pub trait TestBus: Bus + Sized + 'static {
         config: DeviceConfig,
         wire: TestLink,
         link: impl FnOnce() -> L + Send + 'static,
+    ) -> Self {
+        Self::make_for(config, RAM, wire, |_| link())
+    }
+
+    /// As [`TestBus::make_with`], with `ram` bytes of guest memory, and a link that knows the device.
+    fn make_for<L: Link + 'static>(
+        config: DeviceConfig,
+        ram: usize,
+        wire: TestLink,
+        link: impl FnOnce(&Device) -> L + Send + 'static,
     ) -> Self;
 
     fn wire(&self) -> TestLink;
@@ -179,7 +189,7 @@ impl Link for AnyLink {
 
 /// The device in this thread.
 pub struct Direct {
-    inner: InProcess<AnyLink>,
+    pub inner: InProcess<AnyLink>,
     wire: TestLink,
 }
 
@@ -222,13 +232,16 @@ impl Bus for Direct {
 impl TestBus for Direct {
     const EXACT: bool = true;
 
-    fn make_with<L: Link + 'static>(
+    fn make_for<L: Link + 'static>(
         config: DeviceConfig,
+        ram: usize,
         wire: TestLink,
-        link: impl FnOnce() -> L + Send + 'static,
+        link: impl FnOnce(&Device) -> L + Send + 'static,
     ) -> Self {
-        let ram = GuestRam::new(RAM, IOVA).unwrap();
-        Self { inner: InProcess::new(config, AnyLink(Box::new(link())), ram).unwrap(), wire }
+        let ram = GuestRam::new(ram, IOVA).unwrap();
+        let mut inner = InProcess::new(config, AnyLink(Box::new(TestLink::default())), ram).unwrap();
+        inner.link = AnyLink(Box::new(link(&inner.device)));
+        Self { inner, wire }
     }
 
     fn wire(&self) -> TestLink {

@@ -31,13 +31,13 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start<L: Link + 'static>(config: DeviceConfig, link: impl FnOnce() -> L + Send + 'static) -> Self {
+    pub fn start<L: Link + 'static>(config: DeviceConfig, link: impl FnOnce(&Device) -> L + Send + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listener = Listener::bind(dir.path().join("nic")).unwrap();
         let wake = std::sync::Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
         let (jobs, queue) = channel();
         let wake_thread = std::sync::Arc::clone(&wake);
-        let thread = std::thread::spawn(move || serve(&listener, config, link(), &queue, &wake_thread));
+        let thread = std::thread::spawn(move || serve(&listener, config, link, &queue, &wake_thread));
         Self { dir, jobs: Some(jobs), wake, thread: Some(thread) }
     }
 
@@ -74,12 +74,13 @@ impl Drop for Server {
 fn serve<L: Link>(
     listener: &Listener,
     config: DeviceConfig,
-    mut link: L,
+    link: impl FnOnce(&Device) -> L,
     jobs: &Receiver<Job>,
     wake: &std::os::fd::OwnedFd,
 ) {
     let mem = GuestMemory::new();
     let mut device = Device::new(config, mem.clone());
+    let mut link = link(&device);
     let mut connection: Option<Connection> = None;
     let (origin, mut skew) = (Instant::now(), Duration::ZERO);
     let mut turn = Poll { more: true, deadline: None };
@@ -164,20 +165,26 @@ impl SocketBus {
 
     /// As [`TestBus::make`], with another way to map memory and to write.
     pub fn shaped(config: DeviceConfig, maps: Maps, writes: Writes) -> Self {
+        Self::shaped_with(config, RAM, maps, writes)
+    }
+
+    /// As [`SocketBus::shaped`], with `ram` bytes of guest memory.
+    pub fn shaped_with(config: DeviceConfig, ram: usize, maps: Maps, writes: Writes) -> Self {
         let wire = TestLink::default();
         let link = wire.clone();
-        Self::start(config, wire, move || link, maps, writes)
+        Self::start(config, ram, wire, move |_| link, maps, writes)
     }
 
     fn start<L: Link + 'static>(
         config: DeviceConfig,
+        ram: usize,
         wire: TestLink,
-        link: impl FnOnce() -> L + Send + 'static,
+        link: impl FnOnce(&Device) -> L + Send + 'static,
         maps: Maps,
         writes: Writes,
     ) -> Self {
         let server = Server::start(config, link);
-        let ram = GuestRam::new(RAM, IOVA).unwrap();
+        let ram = GuestRam::new(ram, IOVA).unwrap();
         let client = Client::connect(server.path()).unwrap();
         let mut inner = VfioUser::start(client, ram, maps).unwrap();
         inner.set_writes(writes).unwrap();
@@ -224,12 +231,13 @@ impl Bus for SocketBus {
 impl TestBus for SocketBus {
     const EXACT: bool = false;
 
-    fn make_with<L: Link + 'static>(
+    fn make_for<L: Link + 'static>(
         config: DeviceConfig,
+        ram: usize,
         wire: TestLink,
-        link: impl FnOnce() -> L + Send + 'static,
+        link: impl FnOnce(&Device) -> L + Send + 'static,
     ) -> Self {
-        Self::start(config, wire, link, Maps::Whole, Writes::Posted)
+        Self::start(config, ram, wire, link, Maps::Whole, Writes::Posted)
     }
 
     fn wire(&self) -> TestLink {
