@@ -56,9 +56,10 @@ fn put_u16(bytes: &mut [u8], at: usize, value: u16) -> Option<()> {
 /// Where a frame's layers begin, as far as they are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layers {
-    /// EtherType behind at most one 802.1Q tag.
+    /// EtherType behind the 802.1Q tags, of which at most two are looked behind: one that the driver had in band, and one
+    /// that the NIC put in.
     pub ethertype: u16,
-    /// Offset of the network header: 14, or 18 behind a tag.
+    /// Offset of the network header: 14, and 4 more for each tag.
     pub l3: usize,
     /// Protocol and offset of the transport header, for IPv4 and IPv6; `None` for anything else, for fragments behind
     /// the first, and for headers that are cut short.
@@ -72,11 +73,13 @@ pub struct Layers {
 pub fn layers(frame: &[u8]) -> Option<Layers> {
     let mut l3 = 14;
     let mut ethertype = u16_at(frame, 12)?;
-    if ethertype == ETHERTYPE_VLAN
-        && let Some(inner) = u16_at(frame, 16)
-    {
-        ethertype = inner;
-        l3 = 18;
+    for _ in 0..2 {
+        if ethertype == ETHERTYPE_VLAN
+            && let Some(inner) = u16_at(frame, l3 + 2)
+        {
+            ethertype = inner;
+            l3 += 4;
+        }
     }
     let mut found = Layers { ethertype, l3, l4: None, fragment: false };
     match ethertype {
@@ -245,11 +248,11 @@ mod tests {
         }
     }
 
-    /// A hand-made TCP/IPv4 super-frame of `payload` bytes with the checksums as the driver leaves them.
-    fn super_frame(payload: usize, vlan: bool) -> (Vec<u8>, u16) {
+    /// A hand-made TCP/IPv4 super-frame of `payload` bytes behind `tags` tags, with the checksums as the driver leaves them.
+    fn super_frame(payload: usize, tags: u8) -> (Vec<u8>, u16) {
         let mut f = vec![2, 0x53, 192, 168, 200, 1, 2, 0, 0, 0, 0, 1];
-        if vlan {
-            f.extend([0x81, 0, 0, 5]);
+        for tag in 0..tags {
+            f.extend([0x81, 0, 0, 5 + tag]);
         }
         f.extend([8, 0]);
         let l3 = f.len();
@@ -269,8 +272,8 @@ mod tests {
 
     #[test]
     fn segments_carry_right_headers_and_sums() {
-        for vlan in [false, true] {
-            let (mut f, hdr_len) = super_frame(3001, vlan);
+        for tags in 0..=2 {
+            let (mut f, hdr_len) = super_frame(3001, tags);
             let whole = f.clone();
             let mut out = Vec::new();
             let n = materialize(
@@ -279,7 +282,7 @@ mod tests {
                 &mut |s| out.push(s.to_vec()),
             );
             assert_eq!((n, out.len()), (4, 4));
-            let l3 = if vlan { 18 } else { 14 };
+            let l3 = 14 + 4 * usize::from(tags);
             let mut payload: Vec<u8> = Vec::new();
             for (k, s) in out.iter().enumerate() {
                 let ip = &s[l3..];

@@ -216,12 +216,12 @@ impl Nic {
     /// Writes the LIF's information block.
     pub(super) fn write_info(&mut self, mem: &GuestMemory, config: &DeviceConfig, up: bool, flaps: u16) -> bool {
         let Some(at) = self.lif.info_pa else { return true };
-        let written = mem.write(at, self.info(config, up, flaps).as_bytes()).is_ok();
-        if !written {
-            self.stats.guest.info_dma += 1;
+        let written = mem.write(at, self.info(config, up, flaps).as_bytes());
+        if let Err(error) = written {
+            self.stats.info_unwritable("LIF information", error);
             self.lif.info_pa = None;
         }
-        written
+        written.is_ok()
     }
 
     /// Writes the port's information block up to its extra statistics, which the driver marked invalid.
@@ -239,12 +239,12 @@ impl Nic {
         info.status.xcvr.sprom[0] = 0x11;
         info.stats = self.stats.port;
         let end = core::mem::offset_of!(PortInfo, extra_stats);
-        let written = mem.write(at, &info.as_bytes()[..end]).is_ok();
-        if !written {
-            self.stats.guest.info_dma += 1;
+        let written = mem.write(at, &info.as_bytes()[..end]);
+        if let Err(error) = written {
+            self.stats.info_unwritable("port information", error);
             self.port_pa = None;
         }
-        written
+        written.is_ok()
     }
 
     /// Lets the statistics in guest memory follow, at most every [`STATS_INTERVAL`]. When the next one is due.
@@ -260,15 +260,15 @@ impl Nic {
         self.stats_written = now;
         if let Some(at) = self.lif.info_pa {
             let at = at.wrapping_add(core::mem::offset_of!(LifInfo, stats) as u64);
-            if mem.write(at, self.stats.lif.as_bytes()).is_err() {
-                self.stats.guest.info_dma += 1;
+            if let Err(error) = mem.write(at, self.stats.lif.as_bytes()) {
+                self.stats.info_unwritable("LIF statistics", error);
                 self.lif.info_pa = None;
             }
         }
         if let Some(at) = self.port_pa {
             let at = at.wrapping_add(core::mem::offset_of!(PortInfo, stats) as u64);
-            if mem.write(at, self.stats.port.as_bytes()).is_err() {
-                self.stats.guest.info_dma += 1;
+            if let Err(error) = mem.write(at, self.stats.port.as_bytes()) {
+                self.stats.info_unwritable("port statistics", error);
                 self.port_pa = None;
             }
         }
@@ -300,8 +300,8 @@ impl Nic {
             .mem
             .write(at.wrapping_add(8), &event.as_bytes()[8..])
             .and_then(|()| env.mem.write_completion(at, &eid.to_le_bytes()));
-        if posted.is_err() {
-            self.stats.guest.info_dma += 1;
+        if let Err(error) = posted {
+            self.stats.info_unwritable("notify queue", error);
             return;
         }
         env.completed(vector, 1);
@@ -369,7 +369,7 @@ impl RxPort<'_, '_> {
         let Some(mut layers) = offload::layers(frame) else { return nic.stats.rx_drop(frame, RxDrop::Filtered) };
         let mut meta = RxMeta::default();
         if features.contains(EthFeatures::VLAN_RX_STRIP)
-            && layers.l3 == 18
+            && layers.l3 >= 18
             && let [_, _, _, _, _, _, _, _, _, _, _, _, t0, t1, hi, lo, ..] = *frame
             && [t0, t1] == ETHERTYPE_VLAN.to_be_bytes()
         {
@@ -399,7 +399,10 @@ impl RxPort<'_, '_> {
             Delivery::Done => nic.stats.rx_frame(frame, meta.tci.is_some()),
             Delivery::Empty => return nic.stats.rx_drop(frame, RxDrop::Empty),
             Delivery::TooLong => nic.stats.rx_drop(frame, RxDrop::TooLong),
-            Delivery::Dma => nic.stats.rx_drop(frame, RxDrop::Dma),
+            Delivery::Dma(error) => {
+                crate::warn_limited!(queue, %error, "RX ring, buffer or completion is not in guest memory");
+                nic.stats.rx_drop(frame, RxDrop::Dma);
+            }
         }
         if lost {
             nic.stats.lif.rx_desc_fetch_error += 1;

@@ -34,7 +34,7 @@ pub(super) enum Delivery {
     /// There is no buffer.
     Empty,
     /// The ring, a buffer or the completion is not guest memory.
-    Dma,
+    Dma(DmaError),
 }
 
 /// One receive queue.
@@ -75,11 +75,14 @@ impl RxQueue {
         if self.ring.available() == 0 {
             return Delivery::Empty;
         }
-        let Ok(desc) = mem.read_plain::<RxqDesc>(self.ring.descriptor(DESC)) else {
-            // As for transmit: the ring is lost until the next Q_INIT.
-            self.ring.discard();
-            self.enabled = false;
-            return Delivery::Dma;
+        let desc = match mem.read_plain::<RxqDesc>(self.ring.descriptor(DESC)) {
+            Ok(desc) => desc,
+            Err(error) => {
+                // As for transmit: the ring is lost until the next Q_INIT.
+                self.ring.discard();
+                self.enabled = false;
+                return Delivery::Dma(error);
+            }
         };
         let index = self.ring.index();
         let scattered = self.scatter(mem, &desc, frame);
@@ -108,15 +111,15 @@ impl RxQueue {
                 comp.status = STATUS_TOO_LONG;
                 Delivery::TooLong
             }
-            Err(_) => {
+            Err(error) => {
                 comp.status = Status::BAD_ADDR;
-                Delivery::Dma
+                Delivery::Dma(error)
             }
         };
-        if self.comp.post(mem, zerocopy::transmute!(comp)).is_err() {
-            return Delivery::Dma;
+        match self.comp.post(mem, zerocopy::transmute!(comp)) {
+            Ok(()) => delivery,
+            Err(error) => Delivery::Dma(error),
         }
-        delivery
     }
 
     /// Fills the buffers in order; how many SG elements were used, or `None` if the frame does not fit.

@@ -2,7 +2,7 @@
 
 use ionic_abi::{LifStats, PortStats};
 
-use crate::link::Offload;
+use crate::{link::Offload, mem::DmaError};
 
 /// Guest misbehaviour, counted by kind. Nothing of it stops the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -152,6 +152,12 @@ impl Stats {
     pub(super) fn tx_comp_unwritable(&mut self) {
         self.lif.tx_queue_error += 1;
         self.dirty = true;
+    }
+
+    /// An information block or notify entry, named by `what`, that cannot be written. The caller forgets where it is.
+    pub(super) fn info_unwritable(&mut self, what: &'static str, error: DmaError) {
+        crate::warn_limited!(what, %error, "information block is not in guest memory");
+        self.guest.info_dma += 1;
     }
 
     pub(super) fn rx_frame(&mut self, frame: &[u8], tagged: bool) {

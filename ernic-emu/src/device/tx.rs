@@ -59,13 +59,24 @@ pub(super) struct Rings {
 
 /// Why a frame was not sent.
 enum Refused {
-    Dma,
+    Dma(DmaError),
     Data,
 }
 
 impl From<DmaError> for Refused {
-    fn from(_: DmaError) -> Self {
-        Self::Dma
+    fn from(error: DmaError) -> Self {
+        Self::Dma(error)
+    }
+}
+
+/// Counts a frame that was not sent for what its descriptor says.
+fn refuse(stats: &mut Stats, refused: &Refused) {
+    match refused {
+        Refused::Dma(error) => {
+            crate::warn_limited!(%error, "TX buffer or scatter list is not in guest memory");
+            stats.tx_refused(true);
+        }
+        Refused::Data => stats.tx_refused(false),
     }
 }
 
@@ -103,13 +114,17 @@ impl TxQueue {
         let mut complete = None;
         while *budget > 0 && self.ring.available() > 0 {
             *budget -= 1;
-            let Ok(desc) = mem.read_plain::<TxqDesc>(self.ring.descriptor(DESC)) else {
-                // The ring itself is not memory. Nothing that waits in it can be known; the queue starts again with
-                // the next Q_INIT.
-                stats.tx_ring_unreadable();
-                self.ring.discard();
-                self.enabled = false;
-                break;
+            let desc = match mem.read_plain::<TxqDesc>(self.ring.descriptor(DESC)) {
+                Ok(desc) => desc,
+                Err(error) => {
+                    // The ring itself is not memory. Nothing that waits in it can be known; the queue starts again with
+                    // the next Q_INIT.
+                    crate::warn_limited!(%error, "TX ring is not in guest memory");
+                    stats.tx_ring_unreadable();
+                    self.ring.discard();
+                    self.enabled = false;
+                    break;
+                }
             };
             let index = self.ring.index();
             if self.descriptor(mem, stats, max_frame, link, &desc) {
@@ -119,7 +134,8 @@ impl TxQueue {
         }
         let Some(index) = complete else { return 0 };
         let comp = TxqComp { comp_index: index.into(), ..TxqComp::default() };
-        if self.comp.post(mem, zerocopy::transmute!(comp)).is_err() {
+        if let Err(error) = self.comp.post(mem, zerocopy::transmute!(comp)) {
+            crate::warn_limited!(%error, "TX completion ring is not in guest memory");
             stats.tx_comp_unwritable();
             return 0;
         }
@@ -151,7 +167,7 @@ impl TxQueue {
                     };
                     self.send(stats, link, len, tci, offload);
                 }
-                Err(refused) => stats.tx_refused(matches!(refused, Refused::Dma)),
+                Err(refused) => refuse(stats, &refused),
             }
             return true;
         }
@@ -170,7 +186,7 @@ impl TxQueue {
             match self.gather(mem, desc, chain.len, MAX_SUPER) {
                 Ok(len) => chain.len = len,
                 Err(refused) => {
-                    stats.tx_refused(matches!(refused, Refused::Dma));
+                    refuse(stats, &refused);
                     chain.broken = true;
                 }
             }
@@ -209,7 +225,9 @@ impl TxQueue {
 
     fn send_super(&mut self, stats: &mut Stats, link: &mut dyn Link, chain: Chain) {
         let frame = &mut self.buf[TAG..TAG + chain.len];
-        let fixed = offload::layers(frame).and_then(|found| {
+        // Behind more tags than that nobody could segment it, the one that is put in included.
+        let deepest = if chain.tci.is_some() { 18 } else { 22 };
+        let fixed = offload::layers(frame).filter(|found| found.l3 <= deepest).and_then(|found| {
             let (field, len) = match found.ethertype {
                 ETHERTYPE_IPV4 => (found.l3 + 2, chain.len - found.l3),
                 ETHERTYPE_IPV6 => (found.l3 + 4, (chain.len - found.l3).checked_sub(40)?),

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use common::{Direct, IOVA, RAM, TestBus, up, works};
+use common::{Direct, IOVA, MAC, PEER, RAM, TestBus, drain, frames, up, works};
 use ernic_emu::ratelimit::{BURST, INTERVAL};
 use ionic_abi::*;
 use ionic_driver::{Bar, Bus, Config, Ionic, ionic::q_init};
@@ -34,6 +34,22 @@ impl Log {
     }
 }
 
+/// The first address behind guest memory.
+const NOWHERE: u64 = IOVA + RAM as u64;
+
+/// Makes queue 0 of a type anew with rings where they are said to be, and rings it.
+fn lose_queue(nic: &mut Ionic<Direct>, qtype: QType, base: u64, comp: u64) {
+    let cmd = QInitCmd {
+        ring_base: base.into(),
+        cq_ring_base: comp.into(),
+        ..q_init(qtype, 0, 0, QInitFlags::IRQ | QInitFlags::ENA, 64)
+    };
+    assert_eq!(nic.admin_raw(&cmd.into_cmd()).unwrap().status, Status::SUCCESS);
+    let hw = if qtype == QType::TXQ { nic.pairs[0].tx.hw } else { nic.pairs[0].rx.hw };
+    nic.ring(hw, 1).unwrap();
+    nic.bus.settle();
+}
+
 #[test]
 fn misbehaviour_is_logged_at_a_limited_rate() {
     let log = Log::default();
@@ -50,7 +66,7 @@ fn misbehaviour_is_logged_at_a_limited_rate() {
 
     /// What it is, how it is done, and what the line says.
     type Case = (&'static str, fn(&mut Ionic<Direct>, u64), &'static [&'static str]);
-    let cases: [Case; 5] = [
+    let cases: [Case; 10] = [
         (
             "an unknown command",
             |nic, i| {
@@ -78,6 +94,47 @@ fn misbehaviour_is_logged_at_a_limited_rate() {
                     .unwrap()
             },
             &["DEBUG", "doorbell for no queue"],
+        ),
+        (
+            "a transmit buffer outside memory",
+            |nic, i| {
+                let cmd = TxqDesc::pack(TxqOpcode::CSUM_NONE, TxqFlags::empty(), 0, i * 4096);
+                let desc = TxqDesc { cmd: cmd.into(), len: 100.into(), ..TxqDesc::default() };
+                nic.pairs[0].tx.post_raw(&desc, &[]).unwrap();
+                nic.flush(0).unwrap();
+                assert!(drain(nic).is_empty(), "it was completed, and nothing sent");
+            },
+            &["WARN", "TX buffer or scatter list is not in guest memory", "no guest memory at iova"],
+        ),
+        (
+            "a transmit ring outside memory",
+            |nic, _| lose_queue(nic, QType::TXQ, NOWHERE, nic.pairs[0].rx.comp.iova()),
+            &["WARN", "TX ring is not in guest memory"],
+        ),
+        (
+            "a transmit completion ring outside memory",
+            |nic, _| lose_queue(nic, QType::TXQ, nic.pairs[0].rx.comp.iova(), NOWHERE),
+            &["WARN", "TX completion ring is not in guest memory"],
+        ),
+        (
+            "a receive ring outside memory",
+            |nic, _| {
+                lose_queue(nic, QType::RXQ, NOWHERE, nic.pairs[0].tx.comp.iova());
+                nic.bus.wire().lock().inbound.push_back(frames::udp(PEER, MAC, b"lost"));
+                nic.bus.settle();
+                nic.bus.wire().lock().inbound.clear();
+            },
+            &["WARN", "RX ring, buffer or completion is not in guest memory"],
+        ),
+        (
+            "an information block outside memory",
+            |nic, i| {
+                let lif = LifInitCmd { opcode: Opcode::LIF_INIT, info_pa: NOWHERE.into(), ..LifInitCmd::default() };
+                let port = PortInitCmd { opcode: Opcode::PORT_INIT, info_pa: NOWHERE.into(), ..PortInitCmd::default() };
+                let cmd = if i % 2 == 0 { lif.into_cmd() } else { port.into_cmd() };
+                assert_ne!(nic.devcmd_raw(&cmd).unwrap().status, Status::SUCCESS);
+            },
+            &["WARN", "information block is not in guest memory"],
         ),
         (
             "an admin queue outside memory",
