@@ -42,37 +42,45 @@ impl ServerArgs {
             }
             return Ok(std::path::absolute(server)?);
         }
-        let profile = self.profile.as_deref().unwrap_or(profile);
-        let start = Instant::now();
-        let mut command = crate::cargo();
-        command.args([
-            "build",
-            "--package",
-            "ernic",
-            "--bin",
-            "ernic",
-            "--profile",
-            profile,
-            "--message-format=json-render-diagnostics",
-        ]);
-        let output = process::end_with_parent(&mut command)
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output()
-            .context("cannot run cargo")?;
-        if !output.status.success() {
-            bail!("`{}`: {}", process::display(&command), output.status);
-        }
-        for line in output.stdout.split(|b| *b == b'\n') {
-            let Ok(message) = serde_json::from_slice::<Value>(line) else { continue };
-            let name = message.pointer("/target/name").and_then(Value::as_str);
-            if let (Some("ernic"), Some(path)) = (name, message.get("executable").and_then(Value::as_str)) {
-                say!("server: profile {profile}, {:.1} s", start.elapsed().as_secs_f64());
-                return Ok(PathBuf::from(path));
-            }
-        }
-        bail!("`{}` names no program", process::display(&command))
+        build("ernic", "ernic", self.profile_or(profile))
     }
+
+    /// The path of the client `ernic-bench`, built with the same profile as the server.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn client(&self, profile: &str) -> Result<PathBuf> {
+        build("ernic-client", "ernic-bench", self.profile_or(profile))
+    }
+
+    fn profile_or<'a>(&'a self, profile: &'a str) -> &'a str {
+        self.profile.as_deref().unwrap_or(profile)
+    }
+}
+
+/// Builds the program `name` of `package`, if need be, and returns its path.
+fn build(package: &str, name: &str, profile: &str) -> Result<PathBuf> {
+    let start = Instant::now();
+    let mut command = crate::cargo();
+    command.args(["build", "--package", package, "--bin", name, "--profile", profile]);
+    command.arg("--message-format=json-render-diagnostics");
+    let output = process::end_with_parent(&mut command)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!("`{}`: {}", process::display(&command), output.status);
+    }
+    for line in output.stdout.split(|b| *b == b'\n') {
+        let Ok(message) = serde_json::from_slice::<Value>(line) else { continue };
+        let built = message.pointer("/target/name").and_then(Value::as_str) == Some(name);
+        if let (true, Some(path)) = (built, message.get("executable").and_then(Value::as_str)) {
+            say!("{name}: profile {profile}, {:.1} s", start.elapsed().as_secs_f64());
+            return Ok(PathBuf::from(path));
+        }
+    }
+    bail!("`{}` names no program", process::display(&command))
 }
 
 /// A running server.

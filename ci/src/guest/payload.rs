@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::{GuestArgs, add_programs, digest, list, recipe, write_archive};
 use crate::apt::{Apt, Deb};
@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::cpio::{Archive, Node};
 use crate::progress::{Step, megabytes, tree_bytes, watching};
 use crate::tree::Tree;
-use crate::{process, say};
+use crate::{formats, process, say, vm};
 
 /// The payload's script, which the guest runs as `python3 /root/case_20.py`.
 const CASE_20: &str = include_str!("case_20.py");
@@ -38,6 +38,25 @@ pub fn boto3(args: &GuestArgs) -> Result<PathBuf> {
         say!("the newest boto3 cannot be had; going on with {}", kept.display());
         Ok(kept)
     })
+}
+
+/// An archive with the client: `program`, as built on this machine, becomes `/usr/bin/ernic-bench`. The image has the libraries
+/// that it needs, Debian's; libibverbs it loads by itself.
+///
+/// # Errors
+/// When the program needs another library, or the archive cannot be written.
+pub fn client(program: &Path) -> Result<PathBuf> {
+    let data = fs::read(program).with_context(|| program.display().to_string())?;
+    for library in formats::needed(&data).with_context(|| program.display().to_string())? {
+        // The C library's own parts, and the compiler's.
+        let here = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"].contains(&library.as_str());
+        ensure!(here, "{}: the guest has no {library}", program.display());
+    }
+    let mut archive = Archive::default();
+    archive.add("usr/bin/ernic-bench", Node::File(0o755, data));
+    let path = vm::log_folder("client")?.join(ARCHIVE);
+    write_archive(&archive, &path)?;
+    Ok(path)
 }
 
 const ARCHIVE: &str = "payload.cpio";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::vms::Rig;
+use super::vms::{Rig, Setup};
 use super::{Bench, Skip};
 use crate::guest::payload;
 use crate::server::ENDPOINT;
@@ -20,10 +20,9 @@ pub fn case_20_boto3(bench: &Bench<'_>) -> Result<()> {
     // The image first: it looks the packages up where they are not.
     bench.image()?;
     let archive = payload::boto3(&bench.args().guest).map_err(|error| Skip(format!("{error:#}")))?;
-    let mut rig = Rig::start_with(bench, "vm-boto3", vec![archive])?;
+    let mut rig = Rig::start_with(bench, "vm-boto3", Setup { payloads: vec![archive], ..Setup::default() })?;
     let line = format!("python3 /root/case_20.py {ENDPOINT} ernic");
-    let said = rig.guest.ok_for(&line, Duration::from_secs(600));
-    let said = rig.explain(said)?;
+    let said = rig.ok_for(&line, Duration::from_secs(600))?;
     let version = said.lines().next().and_then(|l| l.strip_prefix("boto3 ")).context("the script names no version")?;
     let numbers: Vec<u32> = version.split(['.', ' ']).take(2).filter_map(|n| n.parse().ok()).collect();
     ensure!(numbers >= OLDEST.to_vec(), "boto3 {version} is older than {OLDEST:?}");

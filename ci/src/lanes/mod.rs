@@ -3,10 +3,12 @@
 mod boto3;
 mod cargo;
 mod rdma;
+mod transfers;
 mod vms;
 
 use std::cell::OnceCell;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -120,6 +122,7 @@ pub struct Bench<'a> {
     args: &'a TestArgs,
     image: OnceCell<(Image, Chosen)>,
     parts: OnceCell<Parts>,
+    client: OnceCell<PathBuf>,
 }
 
 impl<'a> Bench<'a> {
@@ -154,6 +157,18 @@ impl<'a> Bench<'a> {
         // `quick` is the release code without its slow link.
         let program = self.args.server.program("quick")?;
         Ok(self.parts.get_or_init(|| Parts { image, chosen, program }))
+    }
+
+    /// An archive with the client for guests.
+    ///
+    /// # Errors
+    /// When it does not build.
+    pub fn client(&self) -> Result<PathBuf> {
+        if let Some(client) = self.client.get() {
+            return Ok(client.clone());
+        }
+        let client = guest::payload::client(&self.args.server.client("quick")?)?;
+        Ok(self.client.get_or_init(|| client).clone())
     }
 }
 
@@ -192,7 +207,7 @@ pub fn test(args: &TestArgs) -> Result<()> {
     } else {
         cargo::Programs::default()
     };
-    let bench = Bench { args, image: OnceCell::new(), parts: OnceCell::new() };
+    let bench = Bench { args, image: OnceCell::new(), parts: OnceCell::new(), client: OnceCell::new() };
     let (mut passed, mut failed, mut skipped) = (0, Vec::new(), Vec::new());
     for (number, lane) in lanes.iter().enumerate() {
         let head = format!(

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::vms::Rig;
-use super::{Bench, Skip};
+use super::vms::{Rig, Setup};
+use super::{Bench, Skip, transfers};
 
 /// How many `ibv_rc_pingpong` wait for a peer at once.
 const HOLDERS: u32 = 4;
 
 /// What `ibv_devinfo -v` says of one device.
 #[derive(Debug, PartialEq, Eq)]
-struct DevInfo {
+pub(super) struct DevInfo {
     name: String,
     state: String,
     active_mtu: String,
@@ -65,14 +65,26 @@ fn resources(rig: &mut Rig<'_>) -> Result<String> {
 }
 
 /// Loads the driver.
-fn load(rig: &mut Rig<'_>) -> Result<()> {
+pub(super) fn load(rig: &mut Rig<'_>) -> Result<()> {
     rig.ok("modprobe ionic_rdma")?;
     Ok(())
 }
 
+/// A guest that has the RDMA driver and the client.
+pub(super) fn start<'a>(bench: &'a Bench<'_>, name: &'static str, setup: Setup) -> Result<Rig<'a>> {
+    if let Some(why) = &bench.image()?.0.no_rdma {
+        bail!(Skip(format!("the guest has no RDMA driver: {why}")));
+    }
+    let mut rig = Rig::start_with(bench, name, Setup { payloads: vec![bench.client()?], ..setup })?;
+    if rig.guest.sh("modinfo ionic_rdma")?.rc != 0 {
+        bail!(Skip("the guest has no RDMA driver: there is none in the --initrd".to_owned()));
+    }
+    Ok(rig)
+}
+
 /// The device is there with an active port and the GIDs of the interface's addresses; and TCP goes on beside it. The GID
 /// table is filled by work queues of the kernel, so that these are waited for.
-fn check(rig: &mut Rig<'_>, after: &str) -> Result<DevInfo> {
+pub(super) fn check(rig: &mut Rig<'_>, after: &str) -> Result<DevInfo> {
     let info = settled(rig, "PORT_ACTIVE", true).with_context(|| format!("after {after}"))?;
     rig.check(after)?;
     Ok(info)
@@ -144,7 +156,7 @@ fn released(rig: &mut Rig<'_>, before: &str, after: &str) -> Result<()> {
 }
 
 /// The two drivers must have nothing to complain about either.
-fn drivers_content(rig: &mut Rig<'_>) -> Result<()> {
+pub(super) fn drivers_content(rig: &mut Rig<'_>) -> Result<()> {
     rig.dmesg()?;
     let text = rig.ok("dmesg")?;
     let words = ["timed out", "timeout", "failed", "error", "cannot", "couldn't", "unexpected", "invalid"];
@@ -160,13 +172,7 @@ fn drivers_content(rig: &mut Rig<'_>) -> Result<()> {
 
 /// The driver binds, the port is active, GIDs follow the addresses; removal, resets and reboot leave a device that works.
 pub fn control(bench: &Bench<'_>) -> Result<()> {
-    if let Some(why) = &bench.image()?.0.no_rdma {
-        bail!(Skip(format!("the guest has no RDMA driver: {why}")));
-    }
-    let mut rig = Rig::start(bench, "vm-rdma")?;
-    if rig.guest.sh("modinfo ionic_rdma")?.rc != 0 {
-        bail!(Skip("the guest has no RDMA driver: there is none in the --initrd".to_owned()));
-    }
+    let mut rig = start(bench, "vm-rdma", Setup::default())?;
     rig.store("kept.bin", 1 << 20)?;
     let auxiliary = rig.ok("ls /sys/bus/auxiliary/devices")?;
     ensure!(auxiliary.contains("ionic.rdma."), "the Ethernet driver offers no RDMA device: {auxiliary:?}");
@@ -178,6 +184,10 @@ pub fn control(bench: &Bench<'_>) -> Result<()> {
     ensure!(link.contains("state ACTIVE physical_state LINK_UP"), "{link}");
     // What the driver itself holds: the queue pair for management datagrams.
     let idle = resources(&mut rig)?;
+    for family in ['A', 'B', 'C'] {
+        transfers::functional(&mut rig, family)?;
+        released(&mut rig, &idle, &format!("the client's checks with tokens {family}"))?;
+    }
 
     for address in ["192.168.200.77/24", "fd00:200::77/64"] {
         rig.nic(&format!("ip addr add {address} dev {{nic}} nodad 2>/dev/null || ip addr add {address} dev {{nic}}"))?;
@@ -241,6 +251,7 @@ pub fn control(bench: &Bench<'_>) -> Result<()> {
         check(&mut rig, &format!("a reboot with RDMA loaded, round {round}"))?;
         released(&mut rig, &idle, &format!("a reboot with RDMA loaded, round {round}"))?;
     }
+    transfers::functional(&mut rig, 'A')?;
     rig.ok("rmmod ionic_rdma")?;
     drivers_content(&mut rig)?;
     rig.stop()

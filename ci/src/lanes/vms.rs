@@ -25,17 +25,35 @@ pub(super) struct Rig<'a> {
     objects: Vec<(&'static str, String)>,
 }
 
+/// What is not as usual on a rig.
+pub(super) struct Setup {
+    /// Archives unpacked over the guest's image.
+    pub(super) payloads: Vec<PathBuf>,
+    /// The server's back end.
+    pub(super) backend: &'static str,
+    /// Options of the server.
+    pub(super) options: &'static [&'static str],
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { payloads: Vec::new(), backend: "s3", options: &[] }
+    }
+}
+
 impl<'a> Rig<'a> {
     /// Starts server and guest, and brings the NIC up.
     pub(super) fn start(bench: &'a Bench<'_>, name: &'static str) -> Result<Self> {
-        Self::start_with(bench, name, Vec::new())
+        Self::start_with(bench, name, Setup::default())
     }
 
-    /// [`Rig::start`], with archives unpacked over the image.
-    pub(super) fn start_with(bench: &'a Bench<'_>, name: &'static str, payloads: Vec<PathBuf>) -> Result<Self> {
+    /// [`Rig::start`], with what is not as usual.
+    pub(super) fn start_with(bench: &'a Bench<'_>, name: &'static str, setup: Setup) -> Result<Self> {
+        let Setup { payloads, backend, options } = setup;
         let parts = bench.parts()?;
         vm::clear_logs(name)?;
-        let server = Server::start(&parts.program, name, "s3", &[])?;
+        let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
+        let server = Server::start(&parts.program, name, backend, &options)?;
         let config = Config { payloads, ..Config::new(name, parts.chosen.accel).nic(server.socket()) };
         let guest = Guest::boot(&parts.image, &config)?;
         let mut rig = Self { parts, name, server, guest, nic: String::new(), objects: Vec::new() };
@@ -54,6 +72,12 @@ impl<'a> Rig<'a> {
 
     pub(super) fn ok(&mut self, line: &str) -> Result<String> {
         let text = self.guest.ok(line);
+        self.explain(text)
+    }
+
+    /// [`Rig::ok`] with another limit.
+    pub(super) fn ok_for(&mut self, line: &str, limit: Duration) -> Result<String> {
+        let text = self.guest.ok_for(line, limit);
         self.explain(text)
     }
 
