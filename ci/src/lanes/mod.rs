@@ -87,6 +87,7 @@ const LANES: &[Lane] = &[
     lane("s3-target", Run::Programs(&[Target::Test("s3-proto", "target")])),
     lane("s3-tcp", Run::Programs(&[Target::All("tcp-inband")])),
     lane("s3-ci", Run::Programs(&[Target::Test("ernic", "ci")])),
+    lane("s3-rdma", Run::Programs(&[Target::Test("s3-proto", "rdma"), Target::Test("ionic-driver", "s3_rdma")])),
     lane("store", Run::Programs(&[Target::All("ernic-store")])),
     lane("ionic", Run::Programs(&[Target::Test("ionic-driver", "inprocess"), Target::Lib("ernic-emu")])),
     lane("vfio-user", Run::Programs(&[Target::Test("ionic-driver", "socket"), Target::Test("ernic-emu", "vfio_user")])),
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_s3_lanes_are_selected_by_their_prefix() {
-        assert_eq!(names(&["-R", "^s3-"]), ["s3-token", "s3-http", "s3-target", "s3-tcp", "s3-ci"]);
+        assert_eq!(names(&["-R", "^s3-"]), ["s3-token", "s3-http", "s3-target", "s3-tcp", "s3-ci", "s3-rdma"]);
     }
 
     #[test]
