@@ -52,7 +52,16 @@ pub trait RxSink {
 
     /// One frame of `len` bytes (Ethernet header included, no FCS, checksums complete), written by `fill`. A frame
     /// that the NIC's filters refuse, or that comes without [`RxSink::room`], is counted and dropped.
-    fn deliver(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]));
+    fn deliver(&mut self, len: usize, sums: Sums, fill: &mut dyn FnMut(&mut [u8]));
+}
+
+/// What the source of a frame for the guest knows of its checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sums {
+    /// Nothing: the frame came from elsewhere, and the guest shall judge.
+    Unknown,
+    /// It computed them over these very bytes, padding there is none. The NIC need not sum the frame again.
+    Right,
 }
 
 /// What a link has left to do after a poll.

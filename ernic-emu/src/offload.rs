@@ -44,6 +44,30 @@ pub fn sum_le(bytes: &[u8]) -> u64 {
     sum
 }
 
+/// What [`sum_le`] gives, folded, for all of a frame behind its Ethernet header, if it is an untagged IPv4 packet with TCP whose
+/// checksums are right and which ends with the frame: without reading the payload. `None` for anything else.
+///
+/// A right IPv4 header sums to all ones, and so does the segment together with its pseudo-header (RFC 791, RFC 9293 §3.1): what
+/// remains is the complement of the pseudo-header's sum.
+#[must_use]
+pub fn sum_of_right_tcp(frame: &[u8], layers: &Layers) -> Option<u16> {
+    let (PROTO_TCP, l4) =
+        layers.l4.filter(|_| layers.ethertype == ETHERTYPE_IPV4 && layers.l3 == 14 && !layers.fragment)?
+    else {
+        return None;
+    };
+    let packet = frame.get(layers.l3..)?;
+    u16::try_from(packet.len()).ok().filter(|&len| u16_at(packet, 2) == Some(len))?;
+    let segment = u16::try_from(frame.len().checked_sub(l4)?).ok()?;
+    let word = |value: u16| u64::from(u16::from_le_bytes(value.to_be_bytes()));
+    let pseudo = sum_le(packet.get(12..20)?) + word(PROTO_TCP.into()) + word(segment);
+    // Zero is the sum of nothing but zeros, which a packet is not: all ones is the same number.
+    Some(match !fold(pseudo) {
+        0 => 0xffff,
+        sum => sum,
+    })
+}
+
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
@@ -289,6 +313,11 @@ mod tests {
                 assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), ip.len());
                 assert_eq!(u16::from_be_bytes([ip[4], ip[5]]), 0xffffu16.wrapping_add(k as u16));
                 assert_eq!(naive(&ip[..20]), 0xffff, "IPv4 header sum");
+                let behind = fold(sum_le(&s[14..]));
+                let known = sum_of_right_tcp(s, &layers(s).unwrap());
+                assert_eq!(known, (tags == 0).then_some(behind), "the sum of the segment, known without its payload");
+                let padded = [s.as_slice(), &[0]].concat();
+                assert_eq!(sum_of_right_tcp(&padded, &layers(&padded).unwrap()), None);
                 let tcp = &ip[20..];
                 assert_eq!(
                     u32::from_be_bytes(tcp[4..8].try_into().unwrap()),

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     intr::Interrupts,
-    link::{Link, RxSink},
+    link::{Link, RxSink, Sums},
     mem::GuestMemory,
     offload::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, PROTO_TCP, PROTO_UDP},
     rss::Rss,
@@ -345,21 +345,21 @@ impl RxSink for RxPort<'_, '_> {
         self.nic.rx_active.iter().filter_map(posted).min().unwrap_or(0)
     }
 
-    fn deliver(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8])) {
+    fn deliver(&mut self, len: usize, sums: Sums, fill: &mut dyn FnMut(&mut [u8])) {
         if self.env.scratch.len() < len {
             self.env.scratch.resize(len, 0);
         }
         let mut scratch = std::mem::take(self.env.scratch);
         if let Some(frame) = scratch.get_mut(..len) {
             fill(frame);
-            self.receive(frame);
+            self.receive(frame, sums);
         }
         *self.env.scratch = scratch;
     }
 }
 
 impl RxPort<'_, '_> {
-    fn receive(&mut self, mut frame: &mut [u8]) {
+    fn receive(&mut self, mut frame: &mut [u8], sums: Sums) {
         let nic = &mut *self.nic;
         let features = nic.lif.features;
         let wanted = nic.lif.filters.accept(frame, nic.lif.rx_mode, features.contains(EthFeatures::VLAN_RX_FILTER));
@@ -387,7 +387,8 @@ impl RxPort<'_, '_> {
         if features.contains(EthFeatures::RX_CSUM)
             && let Some(behind) = frame.get(14..)
         {
-            meta.csum = Some(offload::fold(offload::sum_le(behind)));
+            let known = (sums == Sums::Right).then(|| offload::sum_of_right_tcp(frame, &layers)).flatten();
+            meta.csum = Some(known.unwrap_or_else(|| offload::fold(offload::sum_le(behind))));
         }
         let Some(rx) = nic.rx.get_mut(usize::from(queue)).and_then(Option::as_mut).filter(|q| self.open && q.enabled)
         else {

@@ -28,7 +28,7 @@ use std::{
 
 use ernic_emu::{
     device::{Device, DeviceConfig, GuestErrors},
-    link::{Link, LinkPoll, Offload, RxSink, TxFrame},
+    link::{Link, LinkPoll, Offload, RxSink, Sums, TxFrame},
     offload,
 };
 use ionic_driver::{Bus, Config, GuestRam, InProcess, Ionic, RxFrame};
@@ -105,7 +105,7 @@ impl Link for TestLink {
                 break;
             }
             let Some(frame) = wire.inbound.pop_front() else { break };
-            rx.deliver(frame.len(), &mut |to| to.copy_from_slice(&frame));
+            rx.deliver(frame.len(), Sums::Unknown, &mut |to| to.copy_from_slice(&frame));
             wire.delivered += 1;
         }
         LinkPoll { more: !wire.inbound.is_empty() && (rx.room() > 0 || wire.rude) }
