@@ -467,20 +467,16 @@ impl GuestMemory {
     /// See [`DmaError`]; what `buf` holds then is unspecified.
     #[inline]
     pub fn read(&self, iova: u64, buf: &mut [u8]) -> Result<(), DmaError> {
-        let len = buf.len();
-        if len == 0 {
-            return Ok(());
-        }
-        let table = self.table();
-        if let Some(map) = table.whole(iova, len, Prot::READ)
-            && let Backing::Direct { base, .. } = map.backing
-        {
-            // SAFETY: `whole` says that the `len` bytes from `iova` lie in this map, whose memory stays mapped and backed
-            // while the lock is held; `buf` is ours and `len` long.
-            unsafe { copy_in(base.add(to_usize(iova - map.iova)), buf.as_mut_ptr(), len) };
-            return Ok(());
-        }
-        self.read_runs(table, iova, buf)
+        self.access().read(iova, buf)
+    }
+
+    /// Many accesses at the price of one: the table's lock is taken at the first and kept until this is dropped. Beside its own
+    /// price a lock has another: it waits for every store before it, and those are the bytes just copied into memory that no
+    /// cache has. Whoever changes the table waits for it, so it is for one frame or one piece of a transfer; a thread that has one
+    /// uses nothing else of this table.
+    #[inline]
+    pub fn access(&self) -> Access<'_> {
+        Access { mem: self, table: None }
     }
 
     #[cold]
@@ -519,20 +515,9 @@ impl GuestMemory {
     /// # Errors
     /// See [`DmaError`]. [`DmaError::Fault`] and [`DmaError::Message`] can come after a part was written; with all others
     /// nothing was.
+    #[inline]
     pub fn write(&self, iova: u64, buf: &[u8]) -> Result<(), DmaError> {
-        let len = buf.len();
-        if len == 0 {
-            return Ok(());
-        }
-        let table = self.table();
-        if let Some(map) = table.whole(iova, len, Prot::WRITE)
-            && let Backing::Direct { base, .. } = map.backing
-        {
-            // SAFETY: as in `read`; the mapping is writable because the map has `Prot::WRITE`.
-            unsafe { copy_out(buf.as_ptr(), base.add(to_usize(iova - map.iova)), len) };
-            return Ok(());
-        }
-        self.write_runs(table, iova, buf)
+        self.access().write(iova, buf)
     }
 
     #[cold]
@@ -572,12 +557,7 @@ impl GuestMemory {
     /// As [`GuestMemory::read`].
     #[inline]
     pub fn read_plain<T: FromBytes>(&self, iova: u64) -> Result<T, DmaError> {
-        let mut value = MaybeUninit::<T>::zeroed();
-        // SAFETY: all bytes of `value`, padding included, are initialised (zeroed), and it is borrowed for this call only.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
-        self.read(iova, bytes)?;
-        // SAFETY: `T: FromBytes`: any initialised bytes are a valid `T`.
-        Ok(unsafe { value.assume_init() })
+        self.access().read_plain(iova)
     }
 
     /// Writes one wire struct.
@@ -595,30 +575,7 @@ impl GuestMemory {
     /// [`DmaError::Misaligned`] unless `iova` and the entry's length are multiples of 8 and the entry is not empty; otherwise as
     /// [`GuestMemory::write`].
     pub fn write_completion(&self, iova: u64, entry: &[u8]) -> Result<(), DmaError> {
-        let len = entry.len();
-        let misaligned = DmaError::Misaligned { iova, len };
-        if !len.is_multiple_of(8) || !iova.is_multiple_of(8) {
-            return Err(misaligned);
-        }
-        let (head, last) = entry.split_last_chunk::<8>().ok_or(misaligned)?;
-        let last = u64::from_ne_bytes(*last);
-        let table = self.table();
-        if let Some(map) = table.whole(iova, len, Prot::WRITE)
-            && let Backing::Direct { base, .. } = map.backing
-        {
-            // SAFETY: as in `write`; `head.len()` more bytes leave room for the last word.
-            unsafe {
-                let at = base.add(to_usize(iova - map.iova));
-                copy_out(head.as_ptr(), at, head.len());
-                store_release(at.add(head.len()), last);
-            }
-            return Ok(());
-        }
-        // All or nothing also when the entry lies in two maps.
-        table.check(iova, len, Prot::WRITE)?;
-        drop(table);
-        self.write(iova, head)?;
-        self.store_word(iova + head.len() as u64, last)
+        self.access().write_completion(iova, entry)
     }
 
     /// Stores one 8-byte value, little-endian, with release order.
@@ -715,6 +672,132 @@ impl GuestMemory {
     }
 }
 
+/// The table of a [`GuestMemory`], taken for several accesses; see [`GuestMemory::access`].
+pub struct Access<'a> {
+    mem: &'a GuestMemory,
+    /// Not held over what may have to wait for the client.
+    table: Option<ReadGuard<'a, Table>>,
+}
+
+impl fmt::Debug for Access<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").field("held", &self.table.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Access<'a> {
+    #[inline]
+    fn table(&mut self) -> &ReadGuard<'a, Table> {
+        let mem = self.mem;
+        self.table.get_or_insert_with(|| mem.table())
+    }
+
+    /// Where `len` bytes at `iova` are, if it is that simple and `want` is allowed. The pointer is good until the table is let go of.
+    #[inline]
+    fn direct(&mut self, iova: u64, len: usize, want: Prot) -> Option<*mut u8> {
+        let map = self.table().whole(iova, len, want)?;
+        let Backing::Direct { base, .. } = map.backing else { return None };
+        // SAFETY: `whole` says that the `len` bytes from `iova` lie in this map.
+        Some(unsafe { base.add(to_usize(iova - map.iova)) })
+    }
+
+    fn take_table(&mut self) -> ReadGuard<'a, Table> {
+        self.table.take().unwrap_or_else(|| self.mem.table())
+    }
+
+    /// See [`GuestMemory::read`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn read(&mut self, iova: u64, buf: &mut [u8]) -> Result<(), DmaError> {
+        let len = buf.len();
+        if len == 0 {
+            return Ok(());
+        }
+        if let Some(at) = self.direct(iova, len, Prot::READ) {
+            // SAFETY: `direct` says that `len` bytes are there, which stay mapped and backed while the table is held; `buf` is ours
+            // and `len` long.
+            unsafe { copy_in(at, buf.as_mut_ptr(), len) };
+            return Ok(());
+        }
+        let table = self.take_table();
+        self.mem.read_runs(table, iova, buf)
+    }
+
+    /// See [`GuestMemory::write`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn write(&mut self, iova: u64, buf: &[u8]) -> Result<(), DmaError> {
+        let len = buf.len();
+        if len == 0 {
+            return Ok(());
+        }
+        if let Some(at) = self.direct(iova, len, Prot::WRITE) {
+            // SAFETY: as in `read`; the mapping is writable because the map has `Prot::WRITE`.
+            unsafe { copy_out(buf.as_ptr(), at, len) };
+            return Ok(());
+        }
+        let table = self.take_table();
+        self.mem.write_runs(table, iova, buf)
+    }
+
+    /// See [`GuestMemory::read_plain`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn read_plain<T: FromBytes>(&mut self, iova: u64) -> Result<T, DmaError> {
+        let mut value = MaybeUninit::<T>::zeroed();
+        // SAFETY: all bytes of `value`, padding included, are initialised (zeroed), and it is borrowed for this call only.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        self.read(iova, bytes)?;
+        // SAFETY: `T: FromBytes`: any initialised bytes are a valid `T`.
+        Ok(unsafe { value.assume_init() })
+    }
+
+    /// See [`GuestMemory::write_completion`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_completion(&mut self, iova: u64, entry: &[u8]) -> Result<(), DmaError> {
+        let len = entry.len();
+        let misaligned = DmaError::Misaligned { iova, len };
+        if !len.is_multiple_of(8) || !iova.is_multiple_of(8) {
+            return Err(misaligned);
+        }
+        let (head, last) = entry.split_last_chunk::<8>().ok_or(misaligned)?;
+        let last = u64::from_ne_bytes(*last);
+        if let Some(at) = self.direct(iova, len, Prot::WRITE) {
+            // SAFETY: as in `write`; `head.len()` more bytes leave room for the last word.
+            unsafe {
+                copy_out(head.as_ptr(), at, head.len());
+                store_release(at.add(head.len()), last);
+            }
+            return Ok(());
+        }
+        // All or nothing also when the entry lies in two maps.
+        self.take_table().check(iova, len, Prot::WRITE)?;
+        self.write(iova, head)?;
+        self.table = None;
+        self.mem.store_word(iova + head.len() as u64, last)
+    }
+
+    /// Begins to fetch the cache lines at `iova`, which will be read or written soon: entries of rings were last touched by a
+    /// processor of the guest. Changes nothing, and does nothing where the bytes are not mapped.
+    #[inline]
+    pub fn prefetch(&mut self, iova: u64, len: usize) {
+        if let Some(at) = self.direct(iova, len, Prot::READ) {
+            for line in (0..len).step_by(64) {
+                // SAFETY: `direct` says that `len` bytes are there.
+                prefetch_line(unsafe { at.add(line) });
+            }
+        }
+    }
+}
+
 impl Table {
     /// Where a map of `iova..=last` goes in the list.
     fn room_for(&self, iova: u64, last: u64) -> Result<usize, MapError> {
@@ -792,6 +875,18 @@ unsafe fn bulk_copy(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(src, dst, len) };
     compiler_fence(Ordering::SeqCst);
+}
+
+/// Asks the processor for a cache line; a hint.
+#[inline]
+fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: needs SSE, which every x86-64 processor has; a prefetch never faults, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Stores an aligned word after everything stored before it.

@@ -288,7 +288,7 @@ impl Device {
             // The command may have replaced or removed the queue.
             let Some(queue) = self.nic.adminq.as_mut() else { return false };
             let comp = AdminComp { comp_index: index.into(), ..comp };
-            if queue.comp.post(&self.mem, zerocopy::transmute!(comp)).is_err() {
+            if queue.comp.post(&mut self.mem.access(), zerocopy::transmute!(comp)).is_err() {
                 self.nic.stats.guest.admin_dma += 1;
                 queue.enabled = false;
                 return false;

@@ -1,6 +1,6 @@
 //! Index arithmetic that all rings share.
 
-use crate::mem::{DmaError, GuestMemory};
+use crate::mem::{Access, DmaError};
 
 /// The driver-written side of a ring: descriptors from `cons` up to `prod` are ours to process.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +55,17 @@ impl Ring {
         self.entry(self.base, stride)
     }
 
+    /// Address of the entry `ahead` places after the next descriptor's, if it waits too.
+    pub(super) fn entry_ahead(&self, base: u64, stride: u64, ahead: u16) -> Option<u64> {
+        let index = self.cons.wrapping_add(ahead) & self.mask();
+        (ahead < self.available()).then(|| base.wrapping_add(u64::from(index) * stride))
+    }
+
+    /// As [`Ring::entry_ahead`], of a descriptor, `stride` bytes each.
+    pub(super) fn descriptor_ahead(&self, stride: u64, ahead: u16) -> Option<u64> {
+        self.entry_ahead(self.base, stride, ahead)
+    }
+
     /// Moves past the next descriptor.
     pub(super) fn advance(&mut self) {
         self.cons = (self.cons + 1) & self.mask();
@@ -84,8 +95,14 @@ impl CompRing {
         (1..=15).contains(&log2).then(|| Self { base, mask: (1 << log2) - 1, index: 0, color: true })
     }
 
+    /// Begins to fetch the entry `ahead` places after the next one.
+    pub(super) fn prefetch(&self, mem: &mut Access<'_>, ahead: u16) {
+        let index = self.index.wrapping_add(ahead) & self.mask;
+        mem.prefetch(self.base.wrapping_add(u64::from(index) * 16), 16);
+    }
+
     /// Writes a completion; its colour bit is set here. The word with the colour becomes visible last.
-    pub(super) fn post(&mut self, mem: &GuestMemory, mut entry: [u8; 16]) -> Result<(), DmaError> {
+    pub(super) fn post(&mut self, mem: &mut Access<'_>, mut entry: [u8; 16]) -> Result<(), DmaError> {
         entry[15] = (entry[15] & !COLOR) | if self.color { COLOR } else { 0 };
         let at = self.base.wrapping_add(u64::from(self.index) * 16);
         self.index = (self.index + 1) & self.mask;

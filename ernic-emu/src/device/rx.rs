@@ -6,12 +6,15 @@ use super::{
     ring::{CompRing, Ring},
     tx::Rings,
 };
-use crate::mem::{DmaError, GuestMemory};
+use crate::mem::{Access, DmaError, GuestMemory};
 
 /// Bytes of an RX descriptor and of its SG descriptor, 8 elements of 16 bytes (`ionic_if.h`).
 const DESC: u64 = 16;
 const SG_DESC: u64 = 128;
 const SG_ELEM: u64 = 16;
+
+/// How many frames ahead the rings are fetched: a cache line has four descriptors or completions.
+const AHEAD: u16 = 4;
 
 /// What goes into a completion beside the frame.
 #[derive(Debug, Clone, Copy, Default)]
@@ -75,6 +78,7 @@ impl RxQueue {
         if self.ring.available() == 0 {
             return Delivery::Empty;
         }
+        let mem = &mut mem.access();
         let desc = match mem.read_plain::<RxqDesc>(self.ring.descriptor(DESC)) {
             Ok(desc) => desc,
             Err(error) => {
@@ -84,6 +88,7 @@ impl RxQueue {
                 return Delivery::Dma(error);
             }
         };
+        self.prefetch(mem);
         let index = self.ring.index();
         let scattered = self.scatter(mem, &desc, frame);
         self.ring.advance();
@@ -122,8 +127,19 @@ impl RxQueue {
         }
     }
 
+    /// Begins to fetch what the next frames need of the rings.
+    fn prefetch(&self, mem: &mut Access<'_>) {
+        if let Some(at) = self.ring.descriptor_ahead(DESC, AHEAD) {
+            mem.prefetch(at, 16);
+        }
+        if let Some(at) = self.ring.entry_ahead(self.sg_base, SG_DESC, AHEAD) {
+            mem.prefetch(at, 64);
+        }
+        self.comp.prefetch(mem, AHEAD);
+    }
+
     /// Fills the buffers in order; how many SG elements were used, or `None` if the frame does not fit.
-    fn scatter(&self, mem: &GuestMemory, desc: &RxqDesc, frame: &[u8]) -> Result<Option<u8>, DmaError> {
+    fn scatter(&self, mem: &mut Access<'_>, desc: &RxqDesc, frame: &[u8]) -> Result<Option<u8>, DmaError> {
         let first = frame.len().min(desc.len.get().into());
         let (head, mut rest) = frame.split_at(first);
         mem.write(desc.addr.get(), head)?;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     link::{Link, Offload, TxFrame},
-    mem::{DmaError, GuestMemory},
+    mem::{Access, DmaError, GuestMemory},
     offload::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN},
 };
 
@@ -134,7 +134,7 @@ impl TxQueue {
         }
         let Some(index) = complete else { return 0 };
         let comp = TxqComp { comp_index: index.into(), ..TxqComp::default() };
-        if let Err(error) = self.comp.post(mem, zerocopy::transmute!(comp)) {
+        if let Err(error) = self.comp.post(&mut mem.access(), zerocopy::transmute!(comp)) {
             crate::warn_limited!(%error, "TX completion ring is not in guest memory");
             stats.tx_comp_unwritable();
             return 0;
@@ -204,7 +204,8 @@ impl TxQueue {
     /// Copies the descriptor's buffers behind the `at` bytes that are there; the new length.
     fn gather(&mut self, mem: &GuestMemory, desc: &TxqDesc, at: usize, limit: usize) -> Result<usize, Refused> {
         let mut end = at;
-        let mut take = |addr: u64, len: usize| -> Result<(), Refused> {
+        let mem = &mut mem.access();
+        let mut take = |mem: &mut Access<'_>, addr: u64, len: usize| -> Result<(), Refused> {
             let next = end + len;
             if next > limit {
                 return Err(Refused::Data);
@@ -214,11 +215,11 @@ impl TxQueue {
             end = next;
             Ok(())
         };
-        take(desc.addr(), desc.len.get().into())?;
+        take(mem, desc.addr(), desc.len.get().into())?;
         let sg = self.ring.entry(self.sg_base, SG_DESC);
         for i in 0..u64::from(desc.nsge()) {
             let elem = mem.read_plain::<TxqSgElem>(sg.wrapping_add(i * SG_ELEM))?;
-            take(elem.addr.get(), elem.len.get().into())?;
+            take(mem, elem.addr.get(), elem.len.get().into())?;
         }
         Ok(end)
     }

