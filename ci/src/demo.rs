@@ -43,6 +43,11 @@ impl VmArgs {
         Ok(Parts { image, chosen, program })
     }
 
+    /// An archive with the client for the guest.
+    fn client(&self, profile: &str) -> Result<PathBuf> {
+        guest::payload::client(&self.server.client(profile)?)
+    }
+
     fn server_options(&self) -> Result<Vec<String>> {
         Ok(match &self.pcap {
             Some(path) => vec!["--pcap".to_owned(), std::path::absolute(path)?.display().to_string()],
@@ -65,6 +70,12 @@ pub struct Parts {
 /// Bytes of the demo's object.
 const OBJECT: u64 = 64 << 20;
 
+/// The server's back end: room for the largest object of the sweep and the one that replaces it.
+const BACKEND: &str = "s3:size=2G";
+
+/// Longest time of a command in the guest.
+const LIMIT: Duration = Duration::from_secs(300);
+
 /// The guest, and where what it says is shown.
 struct Stage<'a> {
     guest: Guest,
@@ -75,7 +86,7 @@ impl Stage<'_> {
     /// Shows a command as typed in the guest, and its output. It must succeed.
     fn show(&mut self, line: &str) -> Result<String> {
         writeln!(self.out, "guest# {line}")?;
-        let outcome = self.guest.sh_for(line, Duration::from_secs(300))?;
+        let outcome = self.guest.sh_for(line, LIMIT)?;
         writeln!(self.out, "{}", outcome.text.trim_end())?;
         if outcome.rc != 0 {
             bail!("`{line}` ended with status {} in the guest: {}", outcome.rc, process::tail(&outcome.text, 5));
@@ -105,6 +116,25 @@ impl Stage<'_> {
         }
         Ok(())
     }
+
+    /// The same store by RDMA: the client checks it byte for byte, and measures.
+    fn rdma(&mut self) -> Result<()> {
+        self.show("rm /tmp/sent /tmp/got; modprobe ionic_rdma; ibv_devices")?;
+        // Work queues of the kernel fill the GID table.
+        let gids =
+            "n=0; until ibv_devinfo -v | grep -q ::ffff:; do n=$((n+1)); [ $n -lt 100 ] || exit 9; sleep 0.1; done";
+        self.guest.ok(gids)?;
+        let said = self.show("ernic-bench --functional")?;
+        if !said.trim_end().ends_with("all checks passed") {
+            bail!("the client's checks did not pass");
+        }
+        // The table, and how many transfers went by RDMA: two for each size and iteration.
+        let said = self.show("ernic-bench --sweep 4K,64K,1M,16M,256M -n 3 >/tmp/sweep && tail -n 13 /tmp/sweep")?;
+        if !said.contains("transfers: 30 by RDMA, 0 by HTTP") {
+            bail!("the sweep was not by RDMA");
+        }
+        Ok(())
+    }
 }
 
 /// `cargo xtask demo`.
@@ -113,27 +143,46 @@ impl Stage<'_> {
 /// When any step of it fails.
 pub fn demo(args: &VmArgs, keep: bool) -> Result<()> {
     let parts = args.prepare("release")?;
-    run(args, &parts, "demo", keep, &mut std::io::stdout())?;
+    let client = args.client("release")?;
+    run(args, &parts, "demo", Some(client), keep, &mut std::io::stdout())?;
     println!("demo: ok");
     Ok(())
 }
 
-/// The demo itself: logs under `name`, the guest's words to `out`.
+/// The demo itself: logs under `name`, the guest's words to `out`. With the archive `client`, also by RDMA.
 ///
 /// # Errors
 /// When any step of it fails; the error has the server's last lines.
-pub fn run(args: &VmArgs, parts: &Parts, name: &str, keep: bool, out: &mut dyn Write) -> Result<()> {
+pub fn run(
+    args: &VmArgs,
+    parts: &Parts,
+    name: &str,
+    client: Option<PathBuf>,
+    keep: bool,
+    out: &mut dyn Write,
+) -> Result<()> {
     vm::clear_logs(name)?;
-    let mut server = Server::start(&parts.program, name, "s3", &args.server_options()?)?;
+    let mut server = Server::start(&parts.program, name, BACKEND, &args.server_options()?)?;
     writeln!(out, "QEMU's accelerator: {}", parts.chosen)?;
-    let mut config = Config::new(name, parts.chosen.accel).nic(server.socket());
+    let by_rdma = client.is_some();
+    let payloads = client.into_iter().collect();
+    let mut config = Config { payloads, ..Config::new(name, parts.chosen.accel).nic(server.socket()) };
     if keep {
         config.append = terminal::shell_word();
     }
     let guest = Guest::boot(&parts.image, &config)?;
     say!("guest ready after {:.1} s", guest.boot_seconds());
     let mut stage = Stage { guest, out };
-    stage.session().map_err(|error| anyhow!("{error:#}\n{}", server.last_words()))?;
+    let mut shown = stage.session();
+    if by_rdma && shown.is_ok() {
+        if stage.guest.sh("modinfo ionic_rdma")?.rc == 0 {
+            shown = stage.rdma();
+        } else {
+            let why = parts.image.no_rdma.as_deref().unwrap_or("there is none in the --initrd");
+            writeln!(stage.out, "not by RDMA: the guest has no driver for it: {why}")?;
+        }
+    }
+    shown.map_err(|error| anyhow!("{error:#}\n{}", server.last_words()))?;
     server.check()?;
     let mut guest = stage.guest;
     if keep {
@@ -152,14 +201,17 @@ pub fn run(args: &VmArgs, parts: &Parts, name: &str, keep: bool, out: &mut dyn W
 /// When it cannot be started.
 pub fn interactive(args: &VmArgs) -> Result<()> {
     let parts = args.prepare("release")?;
-    let server = Server::start(&parts.program, "vm", "s3", &args.server_options()?)?;
+    let payloads = vec![args.client("release")?];
+    let server = Server::start(&parts.program, "vm", BACKEND, &args.server_options()?)?;
     println!("QEMU's accelerator: {}", parts.chosen);
-    let mut config = Config::new("vm", parts.chosen.accel).nic(server.socket());
+    let mut config = Config { payloads, ..Config::new("vm", parts.chosen.accel).nic(server.socket()) };
     config.append = terminal::shell_word();
     let mut guest = Guest::boot(&parts.image, &config)?;
     let outcome = guest.sh("ernic-net")?;
     println!("{}", outcome.text.trim_end());
-    println!("The bucket is {BUCKET}/. `poweroff -f` or Ctrl-] ends the guest.");
+    println!(
+        "The bucket is {BUCKET}/. `modprobe ionic_rdma` makes an RDMA device, and `ernic-bench` is there. `poweroff -f` or Ctrl-] ends the guest."
+    );
     guest.terminal()?;
     guest.kill()?;
     server.stop()

@@ -33,7 +33,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Boot a stock Linux guest on the emulated NIC and store and fetch an object with its curl
+    /// Boot a stock Linux guest on the emulated NIC, store and fetch objects with its curl and by RDMA
     Demo {
         #[command(flatten)]
         args: demo::VmArgs,

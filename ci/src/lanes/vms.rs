@@ -427,7 +427,7 @@ pub fn pcap(bench: &Bench<'_>) -> Result<()> {
         accel: bench.args().accel,
         pcap: Some(file.clone()),
     };
-    demo::run(&args, parts, "vm-pcap", false, &mut std::io::sink())?;
+    demo::run(&args, parts, "vm-pcap", None, false, &mut std::io::sink())?;
     let mut command = user.command("usr/bin/tcpdump", "tcpdump");
     // -vv checks the checksums of IP, ICMP, UDP and TCP. Started by root, tcpdump would become a user of its own that only
     // an installed package makes.
