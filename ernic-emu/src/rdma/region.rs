@@ -36,19 +36,45 @@ pub enum RegionError {
     Dma(#[from] DmaError),
 }
 
-/// A registered region.
+/// A registered region. All that opening a window asks for is in one cache line, of which a large table has many.
 #[derive(Debug)]
+#[repr(align(32))]
 struct Region {
     key: u32,
-    pd: u32,
     flags: MrFlags,
+    /// Whether there are pages.
+    mapped: bool,
+    va: u64,
+    length: u64,
+    rest: Box<Rest>,
+}
+
+/// What moving bytes asks for besides.
+#[derive(Debug)]
+struct Rest {
+    pd: u32,
     /// `None` until a fast registration or bind maps something.
     pages: Option<Pages>,
 }
 
+const _: () = assert!(size_of::<Option<Region>>() == 32);
+
+impl Region {
+    /// Whether it gives access of kind `need`.
+    fn check(&self, need: MrFlags) -> Result<(), RegionError> {
+        if !self.flags.contains(need) {
+            Err(RegionError::Access)
+        } else if !self.mapped {
+            Err(RegionError::Stale)
+        } else {
+            Ok(())
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Table {
-    slots: Vec<Option<Arc<Region>>>,
+    slots: Vec<Option<Region>>,
     live: u32,
     budget: u64,
 }
@@ -59,7 +85,8 @@ impl Default for Table {
     }
 }
 
-/// The table. Clones share it: the device changes it, transfers look keys up in it.
+/// The table. Clones share it: the device changes it, transfers look keys up in it. A transfer holds the table while it copies,
+/// so that a region is not touched any more once it was removed, whichever thread copies.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryRegions(Arc<RwLock<Table>>);
 
@@ -99,8 +126,14 @@ impl MemoryRegions {
         if table.slots.len() <= at {
             table.slots.resize_with(at + 1, || None);
         }
-        let flags = MrFlags::from_bits_truncate(cmd.dbid_flags.get());
-        table.slots[at] = Some(Arc::new(Region { key, pd: cmd.pd_id.get(), flags, pages }));
+        table.slots[at] = Some(Region {
+            key,
+            flags: MrFlags::from_bits_truncate(cmd.dbid_flags.get()),
+            mapped: pages.is_some(),
+            va: pages.as_ref().map_or(0, Pages::va),
+            length: pages.as_ref().map_or(0, Pages::length),
+            rest: Box::new(Rest { pd: cmd.pd_id.get(), pages }),
+        });
         table.live += 1;
         Ok(())
     }
@@ -110,7 +143,7 @@ impl MemoryRegions {
         let mut table = self.write();
         let region = table.slots.get_mut(index(key)).and_then(Option::take).ok_or(AdminStatus::BAD_INDEX)?;
         table.live -= 1;
-        table.budget += region.pages.as_ref().map_or(0, Pages::entries);
+        table.budget += region.rest.pages.as_ref().map_or(0, Pages::entries);
         Ok(())
     }
 
@@ -131,74 +164,80 @@ impl MemoryRegions {
         self.len() == 0
     }
 
-    fn find(&self, key: u32) -> Result<Arc<Region>, RegionError> {
+    /// Lets `f` have the region of a key, which nobody removes meanwhile.
+    fn with<R>(&self, key: u32, f: impl FnOnce(&Region) -> Result<R, RegionError>) -> Result<R, RegionError> {
         if key == 0 {
             return Err(RegionError::Reserved);
         }
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let region = table.slots.get(index(key)).and_then(Option::as_ref).ok_or(RegionError::Unknown)?;
-        if region.key != key { Err(RegionError::Stale) } else { Ok(Arc::clone(region)) }
+        if region.key != key { Err(RegionError::Stale) } else { f(region) }
     }
 
-    fn access(&self, key: u32, need: MrFlags) -> Result<Arc<Region>, RegionError> {
-        let region = self.find(key)?;
-        if !region.flags.contains(need) {
-            return Err(RegionError::Access);
-        }
-        Ok(region)
+    /// Lets `f` have the pages of the region of a key that gives access of kind `need`.
+    fn access<R>(
+        &self,
+        key: u32,
+        need: MrFlags,
+        f: impl FnOnce(&Pages) -> Result<R, RegionError>,
+    ) -> Result<R, RegionError> {
+        self.with(key, |region| {
+            region.check(need)?;
+            f(region.rest.pages.as_ref().ok_or(RegionError::Stale)?)
+        })
     }
 
     /// The addresses of the region of `key`, which must give access of kind `need`.
     pub fn extent(&self, key: u32, need: MrFlags) -> Result<Window, RegionError> {
-        let region = self.access(key, need)?;
-        let pages = region.pages.as_ref().ok_or(RegionError::Stale)?;
-        Ok(Window { address: pages.va(), length: pages.length() })
+        self.with(key, |region| {
+            region.check(need)?;
+            Ok(Window { address: region.va, length: region.length })
+        })
     }
 
     /// Reads from a peer's region, which must allow remote reads. The key is checked anew each time: a region that was
     /// destroyed or invalidated meanwhile is an error.
-    pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, mut into: &mut [u8]) -> Result<(), RegionError> {
-        let region = self.access(key, MrFlags::REMOTE_READ)?;
-        let pages = covering(&region, address, into.len())?;
-        let mut mem = mem.access();
-        let mut at = address;
-        while !into.is_empty() {
-            let (bus, n) = next_run(pages, at, into.len())?;
-            let (part, rest) = into.split_at_mut(n);
-            mem.read(bus, part)?;
-            into = rest;
-            at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
-        }
-        Ok(())
+    pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, into: &mut [u8]) -> Result<(), RegionError> {
+        self.access(key, MrFlags::REMOTE_READ, move |pages| {
+            covers(pages, address, into.len())?;
+            let (mut at, mut into) = (address, into);
+            while !into.is_empty() {
+                let (bus, n) = next_run(pages, at, into.len())?;
+                let (part, rest) = into.split_at_mut(n);
+                mem.read(bus, part)?;
+                into = rest;
+                at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
+            }
+            Ok(())
+        })
     }
 
     /// Writes into a peer's region, which must allow remote writes; as [`MemoryRegions::read`].
-    pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, mut from: &[u8]) -> Result<(), RegionError> {
-        let region = self.access(key, MrFlags::REMOTE_WRITE)?;
-        let pages = covering(&region, address, from.len())?;
-        let mut mem = mem.access();
-        let mut at = address;
-        while !from.is_empty() {
-            let (bus, n) = next_run(pages, at, from.len())?;
-            let (part, rest) = from.split_at(n);
-            mem.write(bus, part)?;
-            from = rest;
-            at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
-        }
-        Ok(())
+    pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, from: &[u8]) -> Result<(), RegionError> {
+        self.access(key, MrFlags::REMOTE_WRITE, |pages| {
+            covers(pages, address, from.len())?;
+            let (mut at, mut from) = (address, from);
+            while !from.is_empty() {
+                let (bus, n) = next_run(pages, at, from.len())?;
+                let (part, rest) = from.split_at(n);
+                mem.write(bus, part)?;
+                from = rest;
+                at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
+            }
+            Ok(())
+        })
     }
 
     /// The protection domain of a region, for checks and tests.
     #[must_use]
     pub fn protection_domain(&self, key: u32) -> Option<u32> {
-        self.find(key).ok().map(|region| region.pd)
+        self.with(key, |region| Ok(region.rest.pd)).ok()
     }
 }
 
-fn covering(region: &Region, address: u64, len: usize) -> Result<&Pages, RegionError> {
-    let pages = region.pages.as_ref().ok_or(RegionError::Stale)?;
+fn covers(pages: &Pages, address: u64, len: usize) -> Result<(), RegionError> {
     let len = u64::try_from(len).map_err(|_| RegionError::Bounds)?;
-    if pages.covers(address, len) { Ok(pages) } else { Err(RegionError::Bounds) }
+    if pages.covers(address, len) { Ok(()) } else { Err(RegionError::Bounds) }
 }
 
 fn next_run(pages: &Pages, at: u64, len: usize) -> Result<(u64, usize), RegionError> {
@@ -355,6 +394,31 @@ mod tests {
         assert_eq!(regions.read(&mem, 0x100, 0, &mut b[..0x1000]), Ok(()));
         mem.unmap(0, RAM);
         assert!(matches!(regions.read(&mem, 0x100, 0, &mut b[..16]), Err(RegionError::Dma(_))), "the map went");
+    }
+
+    /// Whoever copies in another thread is done with a region when DESTROY_MR is.
+    #[test]
+    fn a_removed_region_is_not_touched_any_more() {
+        let (mem, regions) = (memory(), MemoryRegions::default());
+        let length = 1 << 20;
+        for key in (0x100..0x140).chain(0x200..0x240) {
+            regions.create(&mem, &create(key, 0, length, 1, 0x10_0000, all())).unwrap();
+            let (table, memory) = (regions.clone(), mem.clone());
+            let copies = std::thread::spawn(move || {
+                let bytes = vec![0xab; length as usize];
+                while table.store(&memory, key, 0, &bytes).is_ok() {}
+            });
+            let mut first = [0];
+            while first[0] != 0xab {
+                mem.read(0x10_0000, &mut first).unwrap();
+            }
+            regions.destroy(key).unwrap();
+            mem.write(0x10_0000, &vec![0; length as usize]).unwrap();
+            copies.join().unwrap();
+            let mut after = vec![1; length as usize];
+            mem.read(0x10_0000, &mut after).unwrap();
+            assert!(after.iter().all(|byte| *byte == 0), "{key:#x}");
+        }
     }
 
     proptest! {
