@@ -21,6 +21,8 @@ use rustix::{
     io::Errno,
 };
 
+use crate::stats::Samples;
+
 /// The epoll key of the socket; those of vectors are their numbers.
 const SOCKET: u64 = u64::MAX;
 
@@ -33,14 +35,20 @@ pub struct GuestBus {
     /// Signals of each vector that were read and not yet taken.
     signals: Vec<u64>,
     waiting: bool,
+    /// While set, a wait does not sleep but reads a register now and then; how long each read took.
+    pub probes: Option<Samples>,
 }
+
+/// Pause between two reads of a register that nobody has asked for: they come at moments that have nothing to do with what the
+/// server does.
+const PAUSE: Duration = Duration::from_micros(50);
 
 impl GuestBus {
     /// Takes over the interrupts of a bus whose vectors are not yet set.
     pub fn new(inner: VfioUser) -> Result<Self, BusError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, inner.client.fd(), EventData::new_u64(SOCKET), EventFlags::IN)?;
-        Ok(Self { inner, epoll, vectors: Vec::new(), signals: Vec::new(), waiting: false })
+        Ok(Self { inner, epoll, vectors: Vec::new(), signals: Vec::new(), waiting: false, probes: None })
     }
 
     /// Reads the eventfds that were signalled, waiting for one at most `limit`.
@@ -129,6 +137,18 @@ impl Bus for GuestBus {
 
     fn wait(&mut self, limit: Duration) -> Result<bool, BusError> {
         let end = Instant::now().checked_add(limit);
+        while !self.waiting && self.probes.is_some() {
+            self.collect(Duration::ZERO)?;
+            let (mut signature, start) = ([0; 4], Instant::now());
+            self.inner.read(Bar::Registers, 0, &mut signature)?;
+            if let Some(probes) = &mut self.probes {
+                probes.push(start.elapsed());
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
         while !self.waiting {
             let left = end.map_or(limit, |end| end.saturating_duration_since(Instant::now()));
             self.collect(left)?;

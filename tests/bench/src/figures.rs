@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     Bench,
     guest::{self, ENDPOINT, Http, Net, driver, guest},
-    limits,
+    limits, rdma,
     server::Server,
     stats::{Samples, bandwidth, gbps, latency, median, round},
 };
@@ -52,16 +52,21 @@ pub enum Bound {
     AtLeast,
 }
 
-const fn at_most(field: &'static str, limit: f64) -> Goal {
+pub const fn at_most(field: &'static str, limit: f64) -> Goal {
     Goal { field, bound: Bound::AtMost, limit }
 }
 
-const fn at_least(field: &'static str, limit: f64) -> Goal {
+pub const fn at_least(field: &'static str, limit: f64) -> Goal {
     Goal { field, bound: Bound::AtLeast, limit }
 }
 
 /// All figures, in the order in which they are taken.
-pub const FIGURES: &[Figure] = &[
+pub fn all() -> impl Iterator<Item = &'static Figure> {
+    FIGURES.iter().chain(rdma::FIGURES)
+}
+
+/// What the guest does without RDMA.
+const FIGURES: &[Figure] = &[
     Figure { key: "doorbell_to_rx", goals: &[at_most("p50_us", 15.0)], run: doorbell_to_rx },
     Figure { key: "http_get_4k", goals: &[at_most("p50_us", 60.0)], run: http_get_4k },
     Figure { key: "http_get_4k_newconn", goals: &[], run: http_get_4k_newconn },
@@ -91,17 +96,18 @@ pub const FIGURES: &[Figure] = &[
 ];
 
 /// TCP buffers of the guest for small answers, and for 64 MiB: what Linux grows a busy connection's to (`tcp_rmem`).
-const SMALL_BUFFER: usize = 64 << 10;
+pub const SMALL_BUFFER: usize = 64 << 10;
 const LARGE_BUFFER: usize = 4 << 20;
 /// Exchanges that are not counted, so that both sides have been where they will be again.
-const WARM: usize = 200;
+pub const WARM: usize = 200;
 
-fn n(count: usize, bench: &Bench) -> usize {
+/// How often something is done, unless only a look is wanted.
+pub fn n(count: usize, bench: &Bench) -> usize {
     count / bench.thrift
 }
 
 /// Bytes that do not repeat (xorshift64*).
-fn bytes(len: usize, seed: u64) -> Vec<u8> {
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut words = Vec::with_capacity(len + 8);
     while words.len() < len {
@@ -114,7 +120,8 @@ fn bytes(len: usize, seed: u64) -> Vec<u8> {
     words
 }
 
-fn etag(body: &[u8]) -> String {
+/// The ETag of a body.
+pub fn etag(body: &[u8]) -> String {
     format!("\"{}\"", hex::encode(Md5::digest(body)))
 }
 
@@ -232,9 +239,12 @@ fn http_get_4k_newconn(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
     Ok(latency(&starts))
 }
 
+/// Which way the payload goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
+pub enum Direction {
+    /// To the guest.
     Get,
+    /// From the guest.
     Put,
 }
 
@@ -479,9 +489,9 @@ mod tests {
 
     #[test]
     fn keys_are_those_of_the_schema_once_each() {
-        let keys: BTreeSet<&str> = FIGURES.iter().map(|figure| figure.key).collect();
-        assert_eq!(keys.len(), FIGURES.len());
-        assert_eq!(keys.len(), 10);
+        let keys: BTreeSet<&str> = all().map(|figure| figure.key).collect();
+        assert_eq!(keys.len(), all().count());
+        assert_eq!(keys.len(), 10 + 15);
     }
 
     #[test]

@@ -25,6 +25,10 @@ pub type Net = GuestNet<GuestBus>;
 
 /// The driver bound to the server's device, its interface down.
 pub fn driver(server: &Server) -> anyhow::Result<Ionic<GuestBus>> {
+    driver_with(server, RAM)
+}
+
+fn driver_with(server: &Server, ram: usize) -> anyhow::Result<Ionic<GuestBus>> {
     let start = Instant::now();
     let client = loop {
         match Client::connect(server.socket()) {
@@ -37,13 +41,18 @@ pub fn driver(server: &Server) -> anyhow::Result<Ionic<GuestBus>> {
             other => break other.context("cannot attach to the server")?,
         }
     };
-    let bus = VfioUser::start(client, GuestRam::new(RAM, RAM_AT)?, Maps::Whole)?;
+    let bus = VfioUser::start(client, GuestRam::new(ram, RAM_AT)?, Maps::Whole)?;
     Ok(Ionic::attach(GuestBus::new(bus)?, Config::default())?)
 }
 
 /// A guest with an address from DHCP.
 pub fn guest(server: &Server, mtu: u32, buffer: usize) -> anyhow::Result<Net> {
-    let mut net = GuestNet::new(driver(server)?, NetConfig { buffer, ..NetConfig::default() })?;
+    guest_with(server, mtu, buffer, 0)
+}
+
+/// As [`guest`], with room in its memory for `more` bytes.
+pub fn guest_with(server: &Server, mtu: u32, buffer: usize, more: usize) -> anyhow::Result<Net> {
+    let mut net = GuestNet::new(driver_with(server, RAM + more)?, NetConfig { buffer, ..NetConfig::default() })?;
     net.dhcp()?;
     if mtu != net.nic.config.mtu {
         net.set_mtu(mtu)?;

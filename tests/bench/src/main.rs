@@ -5,6 +5,7 @@ mod bus;
 mod figures;
 mod guest;
 mod limits;
+mod rdma;
 mod report;
 mod server;
 mod stats;
@@ -15,7 +16,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use regex::Regex;
 
-use crate::{figures::FIGURES, report::Report};
+use crate::report::Report;
 
 /// Measures the figures of the benchmark schema against a server.
 #[derive(Debug, Parser)]
@@ -49,9 +50,9 @@ pub struct Bench {
 fn run(cli: Cli) -> anyhow::Result<()> {
     let server = fs::canonicalize(&cli.server).with_context(|| format!("--server: '{}'", cli.server.display()))?;
     let wanted = |key: &str| cli.only.as_ref().is_none_or(|only| only.is_match(key));
-    let figures: Vec<_> = FIGURES.iter().filter(|figure| wanted(figure.key)).collect();
+    let figures: Vec<_> = figures::all().filter(|figure| wanted(figure.key)).collect();
     if figures.is_empty() {
-        let keys: Vec<_> = FIGURES.iter().map(|figure| figure.key).collect();
+        let keys: Vec<_> = figures::all().map(|figure| figure.key).collect();
         bail!(
             "--only: no key matches '{}'; there are {}",
             cli.only.map_or_else(String::new, |r| r.to_string()),

@@ -25,6 +25,12 @@ impl Samples {
         self.0.len()
     }
 
+    /// The middle one (nearest rank).
+    #[must_use]
+    pub fn median(&self) -> Duration {
+        Duration::try_from_secs_f64(self.percentile(50) / 1e6).unwrap_or_default()
+    }
+
     /// Microseconds below which `percent` of the samples lie (nearest rank).
     #[must_use]
     pub fn percentile(&self, percent: usize) -> f64 {
