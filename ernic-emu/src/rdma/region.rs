@@ -200,6 +200,7 @@ impl MemoryRegions {
     pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, into: &mut [u8]) -> Result<(), RegionError> {
         self.access(key, MrFlags::REMOTE_READ, move |pages| {
             covers(pages, address, into.len())?;
+            let mut mem = mem.access();
             let (mut at, mut into) = (address, into);
             while !into.is_empty() {
                 let (bus, n) = next_run(pages, at, into.len())?;
@@ -216,6 +217,7 @@ impl MemoryRegions {
     pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, from: &[u8]) -> Result<(), RegionError> {
         self.access(key, MrFlags::REMOTE_WRITE, |pages| {
             covers(pages, address, from.len())?;
+            let mut mem = mem.access();
             let (mut at, mut from) = (address, from);
             while !from.is_empty() {
                 let (bus, n) = next_run(pages, at, from.len())?;

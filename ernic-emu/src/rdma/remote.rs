@@ -74,6 +74,18 @@ impl NicWindow {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
+        let done = self.try_transfer(access, offset, len, copy);
+        self.failed = done.clone().err();
+        done
+    }
+
+    fn try_transfer(
+        &self,
+        access: RemoteAccess,
+        offset: u64,
+        len: usize,
+        copy: impl FnOnce(&NicMemory, u32, u64) -> Result<(), RegionError>,
+    ) -> Result<(), RemoteError> {
         if access != self.access {
             return Err(RemoteError::Access(access));
         }
@@ -81,13 +93,10 @@ impl NicWindow {
         let range = self.window.part(offset, length);
         let asked = Window { address: self.window.address.wrapping_add(offset), length };
         let range = range.ok_or(RemoteError::Bounds(asked))?;
-        copy(&self.memory, self.rkey, range.address).map_err(|error| {
-            let error = match error {
-                // It was there when the window was opened.
-                RegionError::Unknown => RemoteError::Stale(self.rkey),
-                error => refused(error, self.rkey, access, range),
-            };
-            self.failed.insert(error).clone()
+        copy(&self.memory, self.rkey, range.address).map_err(|error| match error {
+            // It was there when the window was opened.
+            RegionError::Unknown => RemoteError::Stale(self.rkey),
+            error => refused(error, self.rkey, access, range),
         })
     }
 }
