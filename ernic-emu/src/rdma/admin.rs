@@ -103,7 +103,12 @@ impl Rdma {
             AdminOp::DESTROY_MR => self.regions.destroy(command.body::<DestroyById>()?.id_ver.get()),
             AdminOp::CREATE_CQ => self.create_cq(env, &command.body()?),
             AdminOp::DESTROY_CQ => {
-                let cq = self.cqs.remove(&command.body::<DestroyById>()?.id_ver.get()).ok_or(AdminStatus::BAD_INDEX)?;
+                let id = command.body::<DestroyById>()?.id_ver.get();
+                // Those of admin queues go with all of RDMA: without one, no command could be answered any more.
+                if self.aqs.values().any(|aq| aq.cq == id) {
+                    return Err(AdminStatus::BAD_STATE);
+                }
+                let cq = self.cqs.remove(&id).ok_or(AdminStatus::BAD_INDEX)?;
                 self.queue_pages += cq.entries();
                 Ok(())
             }

@@ -183,7 +183,8 @@ impl Rdma {
                 if !(1..=16).contains(&log2) {
                     return Err(Status::EINVAL);
                 }
-                self.cqs.insert(id, CompletionQueue::new(cid, 0, direct(base, CQE << log2)?, log2));
+                let cq = CompletionQueue::new(cid, 0, direct(base, CQE << log2)?, log2);
+                self.queue_pages += self.cqs.insert(id, cq).map_or(0, |old| old.entries());
             }
             (Opcode::RDMA_CREATE_ADMINQ, 6) => {
                 if id >= ADMIN_QUEUES || !self.cqs.contains_key(&cid) {

@@ -99,7 +99,7 @@ pub(super) struct CompletionQueue {
     color: bool,
     armed_any: bool,
     armed_sol: bool,
-    /// Value of `prod` behind the last completion that was solicited or an error.
+    /// Position of the last completion that was solicited or an error, counted as `prod` is.
     solicited: Option<u32>,
     broken: bool,
 }
@@ -143,7 +143,7 @@ impl CompletionQueue {
     /// Arms for any completion, or for solicited ones. Whether there is one already, and the driver is to be told.
     pub(super) fn arm(&mut self, solicited_only: bool) -> bool {
         let due = if solicited_only {
-            self.solicited.is_some_and(|at| self.prod.wrapping_sub(at) < self.prod.wrapping_sub(self.cons))
+            self.solicited.is_some_and(|at| self.prod.wrapping_sub(at) <= self.prod.wrapping_sub(self.cons))
         } else {
             self.prod != self.cons
         };
