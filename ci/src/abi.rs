@@ -3,7 +3,7 @@
 //!
 //! The table names what to print; no number in it is typed by hand. The headers come from Debian's newest `linux-source`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,15 +20,25 @@ const TABLE: &str = "ernic-emu/abi/tests/layout.tsv";
 /// Debian suites that have kernel sources: the guest's kernel comes from backports.
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 /// The Ethernet driver's headers that are compiled, and `ionic.h`, of which only the PCI ids are taken: it includes half the kernel.
-const HEADERS: [&str; 3] = ["ionic_if.h", "ionic_regs.h", "ionic.h"];
+/// And the RDMA driver's.
+const HEADERS: [&str; 4] = ["ionic_if.h", "ionic_regs.h", "ionic.h", RDMA_HEADER];
+/// It has functions that translate from and to IB's constants, whose header is that of the whole of RDMA in the kernel.
+const RDMA_HEADER: &str = "ionic_fw.h";
 /// What the headers expect of the kernel: integer types, attributes, and register accessors that nothing calls.
 const SHIM: &str = r"
+#include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 typedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t u64;
 typedef uint16_t __le16; typedef uint32_t __le32; typedef uint64_t __le64;
 typedef uint16_t __be16; typedef uint32_t __be32; typedef uint64_t __be64;
+typedef uint8_t __u8;
+#define cpu_to_be32(x) (x)
+#define be32_to_cpu(x) (x)
+#define static_assert(x) _Static_assert(x, #x)
 #define __packed __attribute__((packed))
 #define __iomem
 #define BIT(n) (1UL << (n))
@@ -82,9 +92,19 @@ fn parse(table: &str) -> Result<Vec<(Row, String)>> {
     Ok(rows)
 }
 
-/// The C program that prints every row; `ids` are `#define` lines of PCI ids.
-fn program<'a>(rows: impl Iterator<Item = &'a Row>, ids: &str) -> String {
-    let mut text = format!("{SHIM}{ids}#include \"ionic_if.h\"\n#include \"ionic_regs.h\"\nint main(void) {{\n");
+/// Names of IB's constants in `header`, each with a value of its own: functions that nothing calls use them.
+fn ib_constants(header: &str) -> String {
+    let words = header.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names: BTreeSet<&str> = words.filter(|word| word.starts_with("IB_")).collect();
+    let names: Vec<&str> = names.into_iter().collect();
+    format!("enum {{ {} }};\nenum ib_qp_type {{ A }};\nenum ib_qp_state {{ B }};\n", names.join(", "))
+}
+
+/// The C program that prints every row; `more` are definitions that the headers want and that are made of headers.
+fn program<'a>(rows: impl Iterator<Item = &'a Row>, more: &str) -> String {
+    let mut text = format!(
+        "{SHIM}{more}#include \"ionic_if.h\"\n#include \"ionic_regs.h\"\n#include \"{RDMA_HEADER}\"\nint main(void) {{\n"
+    );
     for row in rows {
         // Names are C already; none has a quote or a percent sign.
         text.push_str(&match row {
@@ -147,17 +167,28 @@ fn print(rows: &[(Row, String)], headers: &Path) -> Result<String> {
         .filter(|l| l.starts_with("#define PCI_VENDOR_ID_PENSANDO") || l.starts_with("#define PCI_DEVICE_ID_PENSANDO"))
         .flat_map(|l| [l, "\n"])
         .collect();
+    // Both are folders of the kernel's `drivers`.
+    let rdma = headers.join("../../../..").join(source::RDMA.trim_start_matches("drivers/"));
+    let rdma_header = fs::read_to_string(rdma.join(RDMA_HEADER))
+        .with_context(|| format!("cannot read {RDMA_HEADER} in {}", rdma.display()))?;
     let dir = tempfile::tempdir()?;
     let (source, binary) = (dir.path().join("layout.c"), dir.path().join("layout"));
-    fs::create_dir(dir.path().join("linux"))?;
-    fs::write(dir.path().join("linux/io.h"), "")?;
-    fs::write(&source, program(rows.iter().map(|(row, _)| row), &ids))?;
+    for empty in ["linux/io.h", "linux/kernel.h", "rdma/ib_verbs.h"] {
+        let path = dir.path().join(empty);
+        fs::create_dir_all(path.parent().unwrap_or(dir.path()))?;
+        fs::write(path, "")?;
+    }
+    fs::write(&source, program(rows.iter().map(|(row, _)| row), &(ids + &ib_constants(&rdma_header))))?;
     let cc = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     if !process::on_path(&cc) {
         bail!("no C compiler: `{}` is not on this machine; install gcc or clang, or name one in CC", cc.display());
     }
     process::output(
-        Command::new(&cc).args(["-w", "-I"]).arg(headers).arg("-I").arg(dir.path()).arg("-o").arg(&binary).arg(&source),
+        Command::new(&cc)
+            .arg("-w")
+            .args([Path::new("-I"), headers, Path::new("-I"), &rdma, Path::new("-I"), dir.path()])
+            .arg("-o")
+            .args([&binary, &source]),
     )
     .context("the headers do not have what the table names, or have it otherwise")?;
     process::stdout(&mut Command::new(&binary))
@@ -218,6 +249,12 @@ mod tests {
     }
 
     #[test]
+    fn constants_of_other_headers_are_made_up() {
+        let header = "if (a & IB_B) return IB_B; case IB_A: NOT_IB_C";
+        assert!(ib_constants(header).starts_with("enum { IB_A, IB_B };\n"), "{}", ib_constants(header));
+    }
+
+    #[test]
     fn a_difference_names_field_and_numbers() {
         let table = parse(ROWS).unwrap();
         assert_eq!(differences(&table, &table), [""; 0]);
@@ -238,6 +275,8 @@ mod tests {
     fn the_committed_table_is_well_formed() {
         let rows = parse(&fs::read_to_string(workspace().join(TABLE)).unwrap()).unwrap();
         assert!(rows.iter().all(|(_, numbers)| numbers.split('\t').all(|n| n.parse::<u64>().is_ok())));
-        assert!(rows.iter().any(|(row, _)| *row == Row::Size("union ionic_lif_identity".to_owned())));
+        for name in ["union ionic_lif_identity", "struct ionic_admin_create_mr"] {
+            assert!(rows.iter().any(|(row, _)| *row == Row::Size(name.to_owned())), "{name}");
+        }
     }
 }

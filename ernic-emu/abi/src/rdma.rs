@@ -63,6 +63,7 @@ open_enum! {
         SRQ = 4,
         XRC_INI = 5,
         XRC_TGT = 6,
+        XRC_SRQ = 7,
     }
 }
 
@@ -475,14 +476,12 @@ pub const CQE_TYPE_SHIFT: u32 = 5;
 pub const CQE_QID_SHIFT: u32 = 8;
 
 open_enum! {
-    /// Completion type (`enum ionic_v1_cqe_qtf_bits`).
+    /// Completion type (`IONIC_V1_CQE_TYPE_*` of `enum ionic_v1_cqe_qtf_bits`).
     pub struct CqeType(u8) {
         ADMIN = 0,
         RECV = 1,
         SEND_MSN = 2,
         SEND_NPG = 3,
-        SEND = 4,
-        LOCAL = 5,
     }
 }
 

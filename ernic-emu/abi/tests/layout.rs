@@ -245,7 +245,55 @@ fn structures(t: &Table) {
         RxqComp = "struct ionic_rxq_comp" {
             status, num_sg_elems, comp_index, rss_hash, csum, vlan_tci, len, csum_flags, pkt_type_color,
         }
+
+        CreateMr = "struct ionic_admin_create_mr" {
+            va, length, pd_id, id_ver, tbl_index, map_count, dma_addr, dbid_flags, pt_type, dir_size_log2, page_size_log2,
+        }
+        CreateCq = "struct ionic_admin_create_cq" {
+            eq_id, depth_log2, stride_log2, dir_size_log2_rsvd, page_size_log2, cq_flags, id_ver, tbl_index, map_count,
+            dma_addr, dbid_flags,
+        }
+        CreateQp = "struct ionic_admin_create_qp" {
+            pd_id, priv_flags, sq_cq_id, sq_depth_log2, sq_stride_log2, sq_dir_size_log2 = "sq_dir_size_log2_rsvd",
+            sq_page_size_log2, sq_tbl_index_xrcd_id, sq_map_count, sq_dma_addr, rq_cq_id, rq_depth_log2, rq_stride_log2,
+            rq_dir_size_log2 = "rq_dir_size_log2_rsvd", rq_page_size_log2, rq_tbl_index_srq_id, rq_map_count, rq_dma_addr,
+            id_ver, dbid_flags, type_state, rsvd,
+        }
+        ModifyQp = "struct ionic_admin_mod_qp" {
+            attr_mask, dcqcn_profile, tfp_csum_profile, access_flags, rq_psn, sq_psn, qkey_dest_qpn, rate_limit_kbps, pmtu,
+            retry, rnr_timer, retry_timeout, rsq_depth, rrq_depth, pkey_id, ah_id_len, en_pcp, ip_dscp, rsvd2, type_state,
+            rrq_index, rsq_index, dma_addr, id_ver,
+        }
+        QueryQp = "struct ionic_admin_query_qp" { hdr_dma_addr, sq_dma_addr, rq_dma_addr, ah_id, id_ver, dbid_flags }
+        QuerySq = "struct ionic_v1_admin_query_qp_sq" {
+            rnr_timer, retry_timeout, access_perms_flags, rsvd, pkey_id, qkey_dest_qpn, rate_limit_kbps, rq_psn,
+        }
+        QueryRq = "struct ionic_v1_admin_query_qp_rq" {
+            state_pmtu, retry_rnrtry, rrq_depth, rsq_depth, sq_psn, access_perms_flags, rsvd,
+        }
+        CreateAh = "struct ionic_admin_create_ah" { dma_addr, length, pd_id, id_ver, dbid_flags, csum_profile, crypto }
+        StatsCmd = "struct ionic_admin_stats_hdr" { dma_addr, length, id_ver, type_state }
+        DestroyById = "struct ionic_admin_destroy_mr" { id_ver = "mr_id" }
+        DestroyById = "struct ionic_admin_destroy_cq" { id_ver = "cq_id" }
+        DestroyById = "struct ionic_admin_destroy_qp" { id_ver = "qp_id" }
+        DestroyById = "struct ionic_admin_destroy_ah" { id_ver = "ah_id" }
+        RdmaAdminCqe = "struct ionic_v1_cqe" {
+            cmd_idx = "admin.cmd_idx", cmd_op = "admin.cmd_op", rsvd = "admin.rsvd", old_sq_cindex = "admin.old_sq_cindex",
+            old_rq_cq_cindex = "admin.old_rq_cq_cindex", status_length, qid_type_flags,
+        }
     }
+
+    // A head, and its command behind it: ours are two structures.
+    let wqe = "struct ionic_v1_admin_wqe";
+    assert_eq!(t.field(wqe, "op"), (offset_of!(RdmaAdminHead, op), 1));
+    assert_eq!(t.field(wqe, "rsvd"), (offset_of!(RdmaAdminHead, rsvd), 1));
+    assert_eq!(t.field(wqe, "len"), (offset_of!(RdmaAdminHead, len), 2));
+    assert_eq!(t.field(wqe, "cmd"), (size_of::<RdmaAdminHead>(), size_of::<CreateQp>()), "the longest command");
+    assert_eq!(t.constant("ADMIN_WQE_HDR_LEN"), size_of::<RdmaAdminHead>() as u64);
+    // Completions of work are written byte by byte, and events as words.
+    assert_eq!(t.field("struct ionic_v1_cqe", "send.msg_msn"), (4, 4));
+    assert_eq!(t.field("struct ionic_v1_cqe", "send.npg_wqe_idx_timestamp"), (16, 8));
+    assert_eq!(t.size("struct ionic_v1_eqe"), 4);
 }
 
 /// Members of unions, that we read with methods: the value goes where the kernel has it, the method must find it.
@@ -392,7 +440,46 @@ fn constants(t: &Table) {
         assert_eq!(t.constant(name), ours.bits(), "{name}");
     }
 
+    t.values("IONIC_MRF_", flags::<MrFlags>(), &[]);
+    t.values("IONIC_QPF_", flags::<QpFlags>(), &[]);
+    t.values("IONIC_QPT_", named(QpType::ALL, |v| v.0.into()), &[]);
+    t.values("IONIC_QPS_", named(QpState::ALL, |v| v.0.into()), &[]);
+    t.values("IONIC_V1_ASTS_", named(AdminStatus::ALL, |v| v.0.into()), &[]);
+    t.values(
+        "IONIC_V1_CQE_TYPE_",
+        named(CqeType::ALL, |v| v.0.into()),
+        &["IONIC_V1_CQE_TYPE_SHIFT", "IONIC_V1_CQE_TYPE_MASK"],
+    );
+    let reserved = ["IONIC_V1_ADMIN_RSVD_7", "IONIC_V1_ADMIN_OPCODES_MAX"];
+    t.values("IONIC_V1_ADMIN_", named(AdminOp::ALL, |v| v.0.into()), &reserved);
+    assert_eq!(AdminOp(u8::try_from(t.constant(reserved[0])).unwrap()).name(), None, "an opcode that means nothing");
+
     for (name, ours) in [
+        ("IONIC_V1_ADMIN_OPCODES_MAX", ADMIN_OPCODES.into()),
+        ("ADMIN_WQE_STRIDE", 64),
+        ("IONIC_MRID_INDEX_SHIFT", 8),
+        ("IONIC_V1_OP_REG_MR", 8),
+        ("IONIC_V1_OP_LOCAL_INV", 9),
+        ("IONIC_V1_OP_BIND_MW", (QP_OPCODES - 1).into()),
+        ("IONIC_DBELL_RING_1", u64::from(CQ_RING_ARM) << Doorbell::RING_SHIFT),
+        ("IONIC_DBELL_RING_2", u64::from(CQ_RING_SOL) << Doorbell::RING_SHIFT),
+        ("IONIC_V1_CQE_COLOR", CQE_COLOR.into()),
+        ("IONIC_V1_CQE_ERROR", CQE_ERROR.into()),
+        ("IONIC_V1_CQE_TYPE_SHIFT", CQE_TYPE_SHIFT.into()),
+        ("IONIC_V1_CQE_TYPE_MASK", 7),
+        ("IONIC_V1_CQE_QID_SHIFT", CQE_QID_SHIFT.into()),
+        ("IONIC_V1_EQE_COLOR", EQE_COLOR.into()),
+        ("IONIC_V1_EQE_TYPE_SHIFT", EQE_TYPE_SHIFT.into()),
+        ("IONIC_V1_EQE_TYPE_MASK", 7),
+        ("IONIC_V1_EQE_CODE_SHIFT", EQE_CODE_SHIFT.into()),
+        ("IONIC_V1_EQE_CODE_MASK", 15),
+        ("IONIC_V1_EQE_QID_SHIFT", EQE_QID_SHIFT.into()),
+        ("IONIC_V1_EQE_TYPE_CQ", EQE_TYPE_CQ.into()),
+        ("IONIC_V1_EQE_CQ_NOTIFY", EQE_CQ_NOTIFY.into()),
+        ("IONIC_V1_EQE_CQ_ERR", EQE_CQ_ERR.into()),
+        ("IONIC_V1_EQE_TYPE_QP", EQE_TYPE_QP.into()),
+        ("IONIC_V1_EQE_SQ_DRAIN", EQE_QP_SQ_DRAIN.into()),
+        ("IONIC_V1_EQE_QP_ERR", EQE_QP_ERR.into()),
         ("PCI_VENDOR_ID_PENSANDO", PCI_VENDOR_ID.into()),
         ("PCI_DEVICE_ID_PENSANDO_IONIC_ETH_PF", PCI_DEVICE_ID_ETH_PF.into()),
         ("PCI_DEVICE_ID_PENSANDO_IONIC_ETH_VF", PCI_DEVICE_ID_ETH_VF.into()),
