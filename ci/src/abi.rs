@@ -175,7 +175,7 @@ fn print(rows: &[(Row, String)], headers: &Path) -> Result<String> {
     let (source, binary) = (dir.path().join("layout.c"), dir.path().join("layout"));
     for empty in ["linux/io.h", "linux/kernel.h", "rdma/ib_verbs.h"] {
         let path = dir.path().join(empty);
-        fs::create_dir_all(path.parent().unwrap_or(dir.path()))?;
+        fs::create_dir_all(path.parent().unwrap_or_else(|| dir.path()))?;
         fs::write(path, "")?;
     }
     fs::write(&source, program(rows.iter().map(|(row, _)| row), &(ids + &ib_constants(&rdma_header))))?;
