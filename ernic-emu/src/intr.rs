@@ -31,7 +31,8 @@ struct Vector {
     coal_init: u32,
     coal: u32,
     raised: u64,
-    unmasks: u64,
+    /// `raised` when the driver last unmasked with a credit write.
+    handled: u64,
 }
 
 impl Default for Vector {
@@ -44,7 +45,7 @@ impl Default for Vector {
             coal_init: 0,
             coal: 0,
             raised: 0,
-            unmasks: 0,
+            handled: 0,
         }
     }
 }
@@ -123,10 +124,11 @@ impl Interrupts {
         self.vectors.get(usize::from(vector)).map_or(0, |v| v.raised)
     }
 
-    /// How often the driver said, by unmasking with a credit write, that it has seen everything.
+    /// The interrupt on this vector, counted as [`Interrupts::raised`] counts them, that the driver last said it has handled, by
+    /// unmasking with a credit write.
     #[must_use]
-    pub fn unmasks(&self, vector: u16) -> u64 {
-        self.vectors.get(usize::from(vector)).map_or(0, |v| v.unmasks)
+    pub fn handled(&self, vector: u16) -> u64 {
+        self.vectors.get(usize::from(vector)).map_or(0, |v| v.handled)
     }
 
     /// Whether an event waits for this vector to be unmasked.
@@ -182,7 +184,7 @@ impl Interrupts {
                         v.pending = true;
                     }
                     v.mask = false;
-                    v.unmasks += 1;
+                    v.handled = v.raised;
                     self.try_fire(index);
                 }
             }

@@ -17,10 +17,12 @@ pub(super) struct EventQueue {
     prod: u32,
     color: bool,
     vector: u16,
-    /// Entries written since the driver last unmasked the vector, which is when it has seen all of them.
-    unseen: u32,
-    /// The vector's count of unmasks when that was last looked at.
-    unmasks: u64,
+    /// Entries written since the queue was made, and how many of them the driver has seen for certain.
+    written: u64,
+    seen: u64,
+    /// Interrupts delivered when that was last looked at, and entries written by then.
+    raised: u64,
+    written_then: u64,
     waiting: VecDeque<u32>,
 }
 
@@ -35,8 +37,10 @@ impl EventQueue {
             prod: 0,
             color: true,
             vector,
-            unseen: 0,
-            unmasks: 0,
+            written: 0,
+            seen: 0,
+            raised: 0,
+            written_then: 0,
             waiting: VecDeque::new(),
         })
     }
@@ -58,14 +62,21 @@ impl EventQueue {
         if self.waiting.is_empty() {
             return;
         }
-        let unmasks = env.intr.unmasks(self.vector);
-        if unmasks != self.unmasks {
-            self.unmasks = unmasks;
-            self.unseen = 0;
+        // The driver reads until nothing is left, and then unmasks. What was written before the interrupt that it handled it has
+        // seen; what came while it did, perhaps not.
+        let (raised, handled) = (env.intr.raised(self.vector), env.intr.handled(self.vector));
+        if handled > self.raised {
+            self.seen = self.written;
+        } else if handled == self.raised {
+            self.seen = self.seen.max(self.written_then);
+        }
+        if raised != self.raised {
+            self.raised = raised;
+            self.written_then = self.written;
         }
         let mut posted = false;
         // One entry stays free, so that a full queue differs from an empty one.
-        while self.unseen < self.mask {
+        while self.written - self.seen < u64::from(self.mask) {
             let Some(event) = self.waiting.pop_front() else { break };
             let event = (event & !EQE_COLOR) | (u32::from(self.color) * EQE_COLOR);
             let at = self.base.wrapping_add(u64::from(self.prod) * 4);
@@ -76,7 +87,7 @@ impl EventQueue {
             }
             self.prod = (self.prod + 1) & self.mask;
             self.color ^= self.prod == 0;
-            self.unseen += 1;
+            self.written += 1;
             posted = true;
         }
         if posted {
@@ -207,5 +218,100 @@ pub(super) fn notify(eq: Option<&mut EventQueue>, env: &mut Env<'_>, cq: u32) {
 pub(super) fn notify_broken(eq: Option<&mut EventQueue>, env: &mut Env<'_>, cq: u32) {
     if let Some(eq) = eq {
         eq.post(env, EQE_TYPE_CQ, EQE_CQ_ERR, cq);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::{
+        event::{EventfdFlags, eventfd},
+        fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    };
+
+    use super::*;
+    use crate::{
+        device::GuestErrors,
+        intr::{Interrupts, VECTORS},
+        mem::{GuestMemory, Prot},
+        vfio::{IrqAction, IrqTable},
+    };
+
+    const VECTOR: u16 = 3;
+    /// Registers of the vector (01 §5).
+    const MASK: u64 = VECTOR as u64 * 32 + 4;
+    const CREDITS: u64 = MASK + 4;
+    const MASK_ASSERT: u64 = CREDITS + 4;
+    const UNMASK: u32 = 1 << 16;
+
+    /// The driver's side: it reads as far as the colour says.
+    struct Driver {
+        mem: GuestMemory,
+        at: u64,
+        got: u32,
+    }
+
+    impl Driver {
+        /// Reads what is there. The events are numbered: none may be missing, and none come twice.
+        fn drain(&mut self) {
+            loop {
+                let mut word = [0; 4];
+                self.mem.read(self.at % 16 * 4, &mut word).unwrap();
+                let word = u32::from_be_bytes(word);
+                if (word & EQE_COLOR != 0) != (self.at / 16).is_multiple_of(2) {
+                    return;
+                }
+                assert_eq!(word >> EQE_QID_SHIFT, self.got, "lost or overwritten");
+                self.at += 1;
+                self.got += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn events_that_come_while_the_driver_reads_are_not_overwritten() {
+        let fd = memfd_create("ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let mem = GuestMemory::new();
+        mem.map_fd(0, 4096, Prot::READ | Prot::WRITE, fd, 0).unwrap();
+        let mut intr = Interrupts::new(IrqTable::new(VECTORS));
+        let fds = vec![Some(eventfd(0, EventfdFlags::NONBLOCK).unwrap())];
+        intr.irqs().apply(IrqAction::EventFds { start: VECTOR.into(), fds }).unwrap();
+        intr.set_open(true);
+        intr.write(MASK_ASSERT, 1);
+        intr.write(MASK, 0);
+        let mut errors = GuestErrors::default();
+        let mut eq = EventQueue::new(0, 4, VECTOR).unwrap();
+        let mut driver = Driver { mem: mem.clone(), at: 0, got: 0 };
+        let mut next = 0;
+        // Turns of the device with so many events each, some of them between the driver's last look and its unmasking.
+        let mut turn = |eq: &mut EventQueue, intr: &mut Interrupts, count: u32| {
+            let mut events = 0;
+            let mut env = Env { mem: &mem, intr: &mut *intr, events: &mut events, errors: &mut errors };
+            for number in next..next + count {
+                eq.post(&mut env, EQE_TYPE_CQ, EQE_CQ_NOTIFY, number);
+            }
+            next += count;
+            eq.flush(&mut env);
+            if events != 0 {
+                intr.event(VECTOR);
+            }
+        };
+        for round in 0..200 {
+            turn(&mut eq, &mut intr, round % 23);
+            driver.drain();
+            turn(&mut eq, &mut intr, round % 17);
+            intr.write(CREDITS, UNMASK);
+            turn(&mut eq, &mut intr, round % 7);
+        }
+        // In the end all of them come.
+        for _ in 0..1000 {
+            driver.drain();
+            intr.write(CREDITS, UNMASK);
+            turn(&mut eq, &mut intr, 0);
+        }
+        driver.drain();
+        assert!(next > 4000, "{next}");
+        assert_eq!(driver.got, next);
     }
 }
