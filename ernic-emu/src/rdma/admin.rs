@@ -81,6 +81,7 @@ impl Rdma {
                 let cq = aq.cq;
                 let Some((command, outcome)) = take(aq, env) else {
                     // The ring is not guest memory: nothing of it can be completed.
+                    crate::warn_limited!(queue = id, "RDMA admin queue is not in guest memory");
                     env.errors.rdma_dma += 1;
                     self.aqs.remove(&id);
                     break;

@@ -80,7 +80,8 @@ impl EventQueue {
             let Some(event) = self.waiting.pop_front() else { break };
             let event = (event & !EQE_COLOR) | (u32::from(self.color) * EQE_COLOR);
             let at = self.base.wrapping_add(u64::from(self.prod) * 4);
-            if env.mem.store_u32(at, event.to_be_bytes()).is_err() {
+            if let Err(error) = env.mem.store_u32(at, event.to_be_bytes()) {
+                crate::warn_limited!(%error, "RDMA event queue is not in guest memory");
                 env.errors.rdma_dma += 1;
                 self.waiting.clear();
                 return;

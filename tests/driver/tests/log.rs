@@ -50,6 +50,33 @@ fn lose_queue(nic: &mut Ionic<Direct>, qtype: QType, base: u64, comp: u64) {
     nic.bus.settle();
 }
 
+/// Makes an event queue, a completion queue and an RDMA admin queue where they are said to be, asks for one command, and for
+/// an event.
+fn rdma_queues(nic: &mut Ionic<Direct>, events: u64, commands: u64) {
+    let completions = nic.pairs[0].tx.comp.iova();
+    for (opcode, id, cid, stride_log2, at) in [
+        (Opcode::RDMA_CREATE_EQ, 9, 20, 2, events),
+        (Opcode::RDMA_CREATE_CQ, 5, 9, 5, completions),
+        (Opcode::RDMA_CREATE_ADMINQ, 1, 5, 6, commands),
+    ] {
+        let cmd = RdmaQueueCmd {
+            opcode,
+            qid_ver: id.into(),
+            cid: cid.into(),
+            depth_log2: 4,
+            stride_log2,
+            dma_addr: at.into(),
+            ..RdmaQueueCmd::default()
+        };
+        assert_eq!(nic.admin_raw(&cmd.into_cmd()).unwrap().status, Status::SUCCESS);
+    }
+    let (admin, completion) = (nic.lif.rdma.aq_qtype.qtype, nic.lif.rdma.cq_qtype.qtype);
+    nic.doorbell(0, admin, Doorbell { p_index: 1, ring: 0, qid: 1 }).unwrap();
+    nic.bus.settle();
+    nic.doorbell(0, completion, Doorbell { p_index: 0, ring: CQ_RING_ARM, qid: 5 }).unwrap();
+    nic.bus.settle();
+}
+
 #[test]
 fn misbehaviour_is_logged_at_a_limited_rate() {
     let log = Log::default();
@@ -66,7 +93,7 @@ fn misbehaviour_is_logged_at_a_limited_rate() {
 
     /// What it is, how it is done, and what the line says.
     type Case = (&'static str, fn(&mut Ionic<Direct>, u64), &'static [&'static str]);
-    let cases: [Case; 10] = [
+    let cases: [Case; 12] = [
         (
             "an unknown command",
             |nic, i| {
@@ -135,6 +162,16 @@ fn misbehaviour_is_logged_at_a_limited_rate() {
                 assert_ne!(nic.devcmd_raw(&cmd).unwrap().status, Status::SUCCESS);
             },
             &["WARN", "information block is not in guest memory"],
+        ),
+        (
+            "an RDMA admin queue outside memory",
+            |nic, _| rdma_queues(nic, nic.pairs[0].rx.comp.iova(), NOWHERE),
+            &["WARN", "RDMA admin queue is not in guest memory"],
+        ),
+        (
+            "an RDMA event queue outside memory",
+            |nic, _| rdma_queues(nic, NOWHERE, nic.pairs[0].rx.comp.iova()),
+            &["WARN", "RDMA event queue is not in guest memory"],
         ),
         (
             "an admin queue outside memory",
