@@ -103,6 +103,8 @@ const LANES: &[Lane] = &[
     lane("vm-pcap", Run::Vm(vms::pcap)),
     lane("vm-boto3", Run::Vm(boto3::case_20_boto3)),
     lane("vm-rdma", Run::Vm(rdma::control)),
+    lane("vm-rdma-faults", Run::Vm(transfers::faults)),
+    lane("vm-rdma-clients", Run::Vm(transfers::clients)),
 ];
 
 /// A lane cannot run here; the text says why.

@@ -244,8 +244,7 @@ pub fn control(bench: &Bench<'_>) -> Result<()> {
 
     for round in 1..=2 {
         hold(&mut rig, &idle)?;
-        let result = rig.guest.reboot();
-        rig.explain(result)?;
+        rig.reboot()?;
         rig.up()?;
         load(&mut rig)?;
         check(&mut rig, &format!("a reboot with RDMA loaded, round {round}"))?;

@@ -86,6 +86,12 @@ impl<'a> Rig<'a> {
         result.map_err(|error| anyhow!("{error:#}\n{}", self.server.last_words()))
     }
 
+    /// Reboots the guest from inside.
+    pub(super) fn reboot(&mut self) -> Result<()> {
+        let result = self.guest.reboot();
+        self.explain(result)
+    }
+
     /// A command on the interface: `{nic}` in it becomes the interface's name.
     pub(super) fn nic(&mut self, line: &str) -> Result<String> {
         let line = line.replace("{nic}", &self.nic);
@@ -284,8 +290,7 @@ pub fn lifecycle(bench: &Bench<'_>) -> Result<()> {
     for round in 1..=2 {
         start_loop(&mut rig, "big.bin")?;
         rig.ok("sleep 0.5")?;
-        let result = rig.guest.reboot();
-        rig.explain(result)?;
+        rig.reboot()?;
         rig.up()?;
         rig.check(&format!("a reboot with a download running, round {round}"))?;
     }
