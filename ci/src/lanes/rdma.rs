@@ -155,6 +155,23 @@ fn released(rig: &mut Rig<'_>, before: &str, after: &str) -> Result<()> {
     bail!("after {after}: objects are left: {now} instead of {before}")
 }
 
+/// Work requests are not executed: one that is posted fails, and the program hears of it.
+fn work_fails(rig: &mut Rig<'_>, before: &str) -> Result<()> {
+    for (program, options) in [("ibv_rc_pingpong", ""), ("ibv_rc_pingpong", "-e"), ("ibv_ud_pingpong", "")] {
+        let line = format!("{program} {options} -g 1 -p 18700");
+        rig.ok(&format!("{line} </dev/null >/tmp/peer 2>&1 & echo $! >/tmp/holders"))?;
+        rig.ok("n=0; until ss -ltn | grep -q :18700; do n=$((n+1)); [ $n -lt 100 ] || { cat /tmp/peer; exit 9; }; sleep 0.1; done")?;
+        let said = rig.ok(&format!("timeout 60 {line} 127.0.0.1 2>&1; echo status $?"))?;
+        let failed = said.contains("Failed status")
+            && said.contains("QP operation error")
+            && said.trim_end().ends_with("status 1");
+        ensure!(failed, "{line}: {said}");
+        kill_holders(rig)?;
+        released(rig, before, &line)?;
+    }
+    Ok(())
+}
+
 /// The two drivers must have nothing to complain about either.
 pub(super) fn drivers_content(rig: &mut Rig<'_>) -> Result<()> {
     rig.dmesg()?;
@@ -184,6 +201,7 @@ pub fn control(bench: &Bench<'_>) -> Result<()> {
     ensure!(link.contains("state ACTIVE physical_state LINK_UP"), "{link}");
     // What the driver itself holds: the queue pair for management datagrams.
     let idle = resources(&mut rig)?;
+    work_fails(&mut rig, &idle)?;
     for family in ['A', 'B', 'C'] {
         transfers::functional(&mut rig, family)?;
         released(&mut rig, &idle, &format!("the client's checks with tokens {family}"))?;

@@ -99,11 +99,12 @@ fn next_client(rig: &mut Rig<'_>, after: &str) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the object that is under way when something happens: 8 s at [`RATE`].
+/// Bytes of the object that is under way when something happens: 32 s at [`RATE`], of which a busy machine may need some until
+/// it happens.
 const LARGE: &str = "256M";
 /// Bytes per second that the server moves.
-const RATE: &str = "32M";
-/// Bytes of the object whose upload is interrupted: 2 s.
+const RATE: &str = "8M";
+/// Bytes of the object whose upload is interrupted: 8 s.
 const UPLOAD: &str = "64M";
 
 /// A client killed in the middle of a transfer, the driver removed, the device unbound, the guest rebooted: the transfer ends,
