@@ -91,7 +91,7 @@ struct Rig {
     /// What each window holds, one after the other, and the object of the same number.
     content: Vec<u8>,
     // After the guest, which detaches first.
-    _server: Server,
+    server: Server,
 }
 
 /// Figures of the service that tell whether a transfer was one.
@@ -119,7 +119,7 @@ impl Rig {
         let content = bytes(windows * size, 11);
         memory.write(0, &content);
         let http = Http::connect(&mut net)?;
-        Ok(Self { net, http, memory, rkey: mr.key, size, windows, content, _server: server })
+        Ok(Self { net, http, memory, rkey: mr.key, size, windows, content, server })
     }
 
     /// Range of window `i`.
@@ -231,7 +231,7 @@ fn requests(size: usize, bench: &Bench) -> usize {
 }
 
 fn get(bench: &Bench, size: usize) -> anyhow::Result<Map<String, Value>> {
-    let (mut starts, mut ours, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut starts, mut ours, mut per_cpu, mut ratios) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..bench.starts {
         let mut rig = Rig::start(bench, size, "crc64nvme")?;
         for i in 0..rig.windows {
@@ -245,12 +245,14 @@ fn get(bench: &Bench, size: usize) -> anyhow::Result<Map<String, Value>> {
         }
         let count = requests(size, bench);
         let (before, mut samples, mut copies) = (rig.moved()?, Samples::default(), Vec::new());
+        let used = rig.server.cpu()?;
         for i in 0..count {
             samples.push(rig.get(i % rig.windows)?);
             if i % count.div_ceil(4) == 0 {
                 copies.push(limits::memcpy(size)?.as_secs_f64());
             }
         }
+        per_cpu.push(gbps(count * size, rig.server.cpu()? - used));
         let (alone, _) = rig.check(before, count, 0)?;
         rig.compare(0)?;
         ours.push(gbps(size, samples.median()));
@@ -259,13 +261,16 @@ fn get(bench: &Bench, size: usize) -> anyhow::Result<Map<String, Value>> {
     }
     let mut result = latency(&starts);
     result.append(&mut bandwidth(&ours));
+    // What the server would do with a processor of its own: other load on the machine does not show in it.
+    result.insert("gbps_per_server_cpu".into(), round(median(&per_cpu)));
     result.insert("copy_ratio".into(), round(median(&ratios)));
     result.insert("copy_ratio_of_starts".into(), ratios.iter().map(|v| round(*v)).collect());
     Ok(result)
 }
 
 fn put(bench: &Bench, size: usize, kind: &str) -> anyhow::Result<Map<String, Value>> {
-    let (mut starts, mut ours, mut to_md5, mut to_memcpy) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut starts, mut ours, mut per_cpu) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut to_md5, mut to_memcpy) = (Vec::new(), Vec::new());
     for _ in 0..bench.starts {
         let mut rig = Rig::start(bench, size, kind)?;
         let etags: Vec<_> = rig.content.chunks(size).map(etag).collect();
@@ -279,7 +284,7 @@ fn put(bench: &Bench, size: usize, kind: &str) -> anyhow::Result<Map<String, Val
             ensure!(right, "object {i} has ETag {said}");
         }
         let count = requests(size, bench);
-        let before = rig.moved()?;
+        let (before, used) = (rig.moved()?, rig.server.cpu()?);
         let (mut samples, mut copies, mut digests) = (Samples::default(), Vec::new(), Vec::new());
         for i in 0..count {
             samples.push(rig.put(i % rig.windows)?);
@@ -288,6 +293,7 @@ fn put(bench: &Bench, size: usize, kind: &str) -> anyhow::Result<Map<String, Val
                 digests.push(limits::md5(size)?.as_secs_f64());
             }
         }
+        per_cpu.push(gbps(count * size, rig.server.cpu()? - used));
         rig.check(before, 0, count)?;
         for i in 0..rig.windows {
             rig.get(i)?;
@@ -301,6 +307,7 @@ fn put(bench: &Bench, size: usize, kind: &str) -> anyhow::Result<Map<String, Val
     }
     let mut result = latency(&starts);
     result.append(&mut bandwidth(&ours));
+    result.insert("gbps_per_server_cpu".into(), round(median(&per_cpu)));
     for (name, values) in [("ratio_md5", &to_md5), ("ratio_memcpy", &to_memcpy)] {
         if kind == "md5" || name != "ratio_md5" {
             result.insert(name.into(), round(median(values)));
