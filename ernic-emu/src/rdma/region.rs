@@ -6,7 +6,7 @@ use ionic_abi::{AdminStatus, CreateMr, MrFlags};
 use rdma_token::Window;
 
 use super::pages::{PageList, Pages};
-use crate::mem::{DmaError, GuestMemory};
+use crate::mem::{Access, DmaError, GuestMemory};
 
 /// Regions and windows together (`nmrs_per_lif`); index 0 is reserved.
 pub const MAX_REGIONS: u32 = 65_536;
@@ -199,34 +199,24 @@ impl MemoryRegions {
     /// destroyed or invalidated meanwhile is an error.
     pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, into: &mut [u8]) -> Result<(), RegionError> {
         self.access(key, MrFlags::REMOTE_READ, move |pages| {
-            covers(pages, address, into.len())?;
-            let mut mem = mem.access();
-            let (mut at, mut into) = (address, into);
-            while !into.is_empty() {
-                let (bus, n) = next_run(pages, at, into.len())?;
-                let (part, rest) = into.split_at_mut(n);
-                mem.read(bus, part)?;
+            let mut into = into;
+            for_runs(pages, address, into.len(), mem, |mem, bus, n| {
+                let (part, rest) = std::mem::take(&mut into).split_at_mut(n);
                 into = rest;
-                at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
-            }
-            Ok(())
+                mem.read(bus, part)
+            })
         })
     }
 
     /// Writes into a peer's region, which must allow remote writes; as [`MemoryRegions::read`].
     pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, from: &[u8]) -> Result<(), RegionError> {
         self.access(key, MrFlags::REMOTE_WRITE, |pages| {
-            covers(pages, address, from.len())?;
-            let mut mem = mem.access();
-            let (mut at, mut from) = (address, from);
-            while !from.is_empty() {
-                let (bus, n) = next_run(pages, at, from.len())?;
+            let mut from = from;
+            for_runs(pages, address, from.len(), mem, |mem, bus, n| {
                 let (part, rest) = from.split_at(n);
-                mem.write(bus, part)?;
                 from = rest;
-                at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
-            }
-            Ok(())
+                mem.write(bus, part)
+            })
         })
     }
 
@@ -237,9 +227,33 @@ impl MemoryRegions {
     }
 }
 
-fn covers(pages: &Pages, address: u64, len: usize) -> Result<(), RegionError> {
-    let len = u64::try_from(len).map_err(|_| RegionError::Bounds)?;
-    if pages.covers(address, len) { Ok(()) } else { Err(RegionError::Bounds) }
+/// Gives each run of `[address, address + len)`, in order, to `copy`: its bus address and its length, which is never 0.
+fn for_runs(
+    pages: &Pages,
+    address: u64,
+    len: usize,
+    mem: &GuestMemory,
+    mut copy: impl FnMut(&mut Access<'_>, u64, usize) -> Result<(), DmaError>,
+) -> Result<(), RegionError> {
+    let length = u64::try_from(len).map_err(|_| RegionError::Bounds)?;
+    if !pages.covers(address, length) {
+        return Err(RegionError::Bounds);
+    }
+    let mut mem = mem.access();
+    let (mut at, mut left) = (address, len);
+    let mut run = if left > 0 { Some(next_run(pages, at, left)?) } else { None };
+    while let Some((bus, n)) = run {
+        at = at.wrapping_add(u64::try_from(n).unwrap_or(0));
+        left -= n;
+        run = if left > 0 { Some(next_run(pages, at, left)?) } else { None };
+        if let Some((next, _)) = run {
+            // Pages that lie apart share nothing of what the processor needs to find them; that takes as long as a good part
+            // of copying one.
+            mem.prefetch(next, 1);
+        }
+        copy(&mut mem, bus, n)?;
+    }
+    Ok(())
 }
 
 fn next_run(pages: &Pages, at: u64, len: usize) -> Result<(u64, usize), RegionError> {
