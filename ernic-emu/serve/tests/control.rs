@@ -15,7 +15,11 @@ use std::{
 };
 
 use common::{Scratch, Server, TIMEOUT, one_error};
-use ionic_driver::{Config, GuestNet, GuestRam, Ionic, VfioUser, net::NetConfig};
+use ionic_abi::MrFlags;
+use ionic_driver::{
+    Bus, Config, GuestNet, GuestRam, Ionic, UserMem, Verbs, VfioUser, net::NetConfig, user::Placement, verbs::RegMr,
+};
+use rdma_token::{Token, Transport};
 use serde_json::Value;
 
 const ENDPOINT: Ipv4Addr = Ipv4Addr::new(192, 168, 200, 1);
@@ -179,6 +183,64 @@ fn the_cable_is_pulled_and_plugged_in() {
     let log = server.whole_log();
     for text in [" link down", " link up"] {
         assert_eq!(log.iter().filter(|line| line.ends_with(text)).count(), 3, "{log:#?}");
+    }
+}
+
+/// Real transfers: what the user sees of them, and that the rate holds.
+#[test]
+fn transfers_are_seen_and_slowed() {
+    const SIZE: usize = 300_000;
+    let scratch = Scratch::new();
+    let mut server = Server::start(&scratch, &["--rdma-rate", "4M", "-v", "-b", "s3:etag=crc64nvme"]);
+    server.ready();
+    let mut net = guest(&scratch);
+    let mut verbs = Verbs::open(&mut net.nic).expect("RDMA");
+    let memory = UserMem::new(net.nic.bus.ram(), 0x7f00_0000_0123, SIZE, Placement::Scattered).expect("memory");
+    let rights = MrFlags::LOCAL_WRITE | MrFlags::REMOTE_READ | MrFlags::REMOTE_WRITE;
+    let pd = verbs.create_pd();
+    let mr = verbs.reg_mr(&mut net.nic, pd, &RegMr::all(&memory, rights)).expect("registered");
+    let content: Vec<u8> = (0..SIZE).map(|i| u8::try_from(i % 251).expect("below 251")).collect();
+    memory.write(0, &content);
+    let http = net.connect(ENDPOINT, 9000).expect("connected");
+    let (transport, gid, length) = (Transport::Rc, [0; 16], SIZE as u64);
+    let token = Token { transport, qpn: 2, gid, rkey: mr.key, address: mr.va, length, port: 1, lid: 0 };
+    let token: String = token.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let ask = |net: &mut Net, method: &str| {
+        let head = format!(
+            "{method} /ernic/object HTTP/1.1\r\nhost: ernic\r\ncontent-length: 0\r\nx-amz-rdma-token: {token}\r\n\r\n"
+        );
+        let answer = net.http(http, &head, &[], &mut |_| {}).expect("an answer");
+        let header = |name| answer.header(name).unwrap_or_default();
+        assert_eq!((answer.status, header("x-amz-rdma-bytes")), (200, "300000"), "{method}");
+        assert!(header("etag").ends_with("-crc64nvme\""), "{answer:?}");
+    };
+    ask(&mut net, "PUT");
+    memory.write(0, &vec![0; SIZE]);
+    ask(&mut net, "GET");
+    assert!(memory.content() == content && memory.intact());
+    let rdma = status(&scratch)["rdma"].clone();
+    for (name, value) in
+        [("mrs", 1), ("reads", 1), ("bytes_read", SIZE), ("writes", 1), ("bytes_written", SIZE), ("active", 0)]
+    {
+        assert_eq!(rdma[name], value, "{name} in {rdma}");
+    }
+    let mut page = Vec::new();
+    net.http_get(http, "/metrics", &mut |piece| page.extend_from_slice(piece)).expect("an answer");
+    let page = String::from_utf8(page).expect("UTF-8");
+    assert_eq!(figure(&page, r#"ernic_nic_rdma_objects{kind="mr"}"#), 1);
+    assert_eq!(figure(&page, r#"ernic_rdma_bytes_total{operation="read"}"#), SIZE as u64);
+    verbs.dereg_mr(&mut net.nic, mr.key).expect("given up");
+    assert_eq!(status(&scratch)["rdma"]["mrs"], 0);
+    assert_eq!(server.terminate().code(), Some(0));
+    let log = server.whole_log();
+    for operation in ["write", "read"] {
+        let text =
+            format!("rdma transfer operation=\"{operation}\" family=A rkey={:#x} address=0x7f0000000123", mr.key);
+        let line = log.iter().find(|line| line.contains(&text)).unwrap_or_else(|| panic!("no {text} in {log:#?}"));
+        assert!(line.contains(" length=300000 bytes=300000 verdict=\"ok\" micros="), "{line}");
+        // 300,000 bytes at 4 MiB a second are 71.5 ms. The loop's clock is that of its turn, and it may be 2 ms late.
+        let micros: u64 = line.rsplit('=').next().and_then(|micros| micros.parse().ok()).expect("microseconds");
+        assert!(micros > 60_000, "{line}");
     }
 }
 
