@@ -1,8 +1,9 @@
 //! The figures of payloads by RDMA: a registered buffer in the guest's memory, and requests with tokens of it.
 //!
-//! The buffer's pages of 4 KiB are scattered, as those of a process are without huge pages. It has windows for 256 MiB of
-//! payload, each with an object of its own, and requests go round them, so that no cache has what comes next; before each
-//! GET the guest writes all of the window. After each start the service's counters must have risen by exactly what was asked
+//! The buffer lies in huge pages, as Debian's kernel gives them to a program that maps as much, or, where a figure is said to be
+//! of scattered pages, in pages of 4 KiB of which no two are neighbours. It has windows for 256 MiB of payload, each with an
+//! object of its own, and requests go round them, so that no cache has what comes next; before each GET the guest writes all of
+//! the window. After each start the service's counters must have risen by exactly what was asked
 //! for, and the bytes are compared once.
 
 use std::{
@@ -108,13 +109,17 @@ struct Moved {
 impl Rig {
     /// Starts both. The buffer holds the content of the objects, and nothing is stored yet.
     fn start(bench: &Bench, size: usize, etag: &str) -> anyhow::Result<Self> {
+        Self::start_in(bench, size, etag, Placement::Huge)
+    }
+
+    fn start_in(bench: &Bench, size: usize, etag: &str, placement: Placement) -> anyhow::Result<Self> {
         let windows = (TOTAL / size).clamp(1, MAX_WINDOWS);
         let server = Server::start(&bench.server, &format!("s3:size=1G,maxpart=256M,objects=1024,etag={etag}"))?;
-        // A page of the guest's own lies between any two of the buffer's.
+        // A page of the guest's own lies between any two that are scattered.
         let mut net = guest_with(&server, 1500, SMALL_BUFFER, 2 * windows * size + 16 * MIB)?;
         let mut verbs = Verbs::open(&mut net.nic)?;
         let pd = verbs.create_pd();
-        let memory = UserMem::new(net.nic.bus.ram(), VA, windows * size, Placement::Scattered)?;
+        let memory = UserMem::new(net.nic.bus.ram(), VA, windows * size, placement)?;
         let mr = verbs.reg_mr(&mut net.nic, pd, &RegMr::all(&memory, RIGHTS))?;
         let content = bytes(windows * size, 11);
         memory.write(0, &content);
@@ -230,10 +235,18 @@ fn requests(size: usize, bench: &Bench) -> usize {
     }
 }
 
-fn get(bench: &Bench, size: usize) -> anyhow::Result<Map<String, Value>> {
-    let (mut starts, mut ours, mut per_cpu, mut ratios) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..bench.starts {
-        let mut rig = Rig::start(bench, size, "crc64nvme")?;
+/// What the starts of one kind gave.
+#[derive(Debug, Default)]
+struct Gets {
+    latencies: Vec<Samples>,
+    gbps: Vec<f64>,
+    per_cpu: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+impl Gets {
+    fn start(&mut self, bench: &Bench, size: usize, placement: Placement) -> anyhow::Result<()> {
+        let mut rig = Rig::start_in(bench, size, "crc64nvme", placement)?;
         for i in 0..rig.windows {
             rig.put(i)?;
         }
@@ -252,19 +265,34 @@ fn get(bench: &Bench, size: usize) -> anyhow::Result<Map<String, Value>> {
                 copies.push(limits::memcpy(size)?.as_secs_f64());
             }
         }
-        per_cpu.push(gbps(count * size, rig.server.cpu()? - used));
+        self.per_cpu.push(gbps(count * size, rig.server.cpu()? - used));
         let (alone, _) = rig.check(before, count, 0)?;
         rig.compare(0)?;
-        ours.push(gbps(size, samples.median()));
-        ratios.push(median(&copies) / alone);
-        starts.push(samples);
+        self.gbps.push(gbps(size, samples.median()));
+        self.ratios.push(median(&copies) / alone);
+        self.latencies.push(samples);
+        Ok(())
     }
-    let mut result = latency(&starts);
-    result.append(&mut bandwidth(&ours));
+}
+
+fn get(bench: &Bench, size: usize) -> anyhow::Result<Map<String, Value>> {
+    let (mut huge, mut scattered) = (Gets::default(), Gets::default());
+    for _ in 0..bench.starts {
+        huge.start(bench, size, Placement::Huge)?;
+        if size > MIB {
+            scattered.start(bench, size, Placement::Scattered)?;
+        }
+    }
+    let mut result = latency(&huge.latencies);
+    result.append(&mut bandwidth(&huge.gbps));
     // What the server would do with a processor of its own: other load on the machine does not show in it.
-    result.insert("gbps_per_server_cpu".into(), round(median(&per_cpu)));
-    result.insert("copy_ratio".into(), round(median(&ratios)));
-    result.insert("copy_ratio_of_starts".into(), ratios.iter().map(|v| round(*v)).collect());
+    result.insert("gbps_per_server_cpu".into(), round(median(&huge.per_cpu)));
+    result.insert("copy_ratio".into(), round(median(&huge.ratios)));
+    result.insert("copy_ratio_of_starts".into(), huge.ratios.iter().map(|v| round(*v)).collect());
+    if size > MIB {
+        result.insert("gbps_scattered".into(), round(median(&scattered.gbps)));
+        result.insert("copy_ratio_scattered".into(), round(median(&scattered.ratios)));
+    }
     Ok(result)
 }
 
