@@ -2,12 +2,13 @@
 
 use ionic_abi::{
     AdminOp, AdminStatus, CQE_ERROR, CQE_QID_SHIFT, CQE_TYPE_SHIFT, CqeType, CreateAh, CreateCq, CreateMr, CreateQp,
-    DestroyById, ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryQp, RdmaAdminCqe, RdmaAdminHead,
+    DestroyById, EQE_QP_SQ_DRAIN, EQE_TYPE_QP, ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryQp, RdmaAdminCqe,
+    RdmaAdminHead,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{
-    ADDRESS_HANDLES, COMPLETION_QUEUES, Env, QUEUE_PAIRS, Rdma,
+    ADDRESS_HANDLES, COMPLETION_QUEUES, Env, QUEUE_PAIRS, Rdma, UDMA_SHIFT,
     pages::{PageList, Pages},
     qp::{QueuePair, WorkQueue},
     queue::{CQE, CompletionQueue},
@@ -208,9 +209,22 @@ impl Rdma {
                 if state == QpState::RTS {
                     self.rung.insert(id);
                 }
+                // No request is ever under way between two turns, so that the queue is drained at once.
+                let notify = QpFlags::from_bits_truncate(cmd.access_flags.get().into()).contains(QpFlags::SQD_NOTIFY);
+                let mask = QpAttr::from_bits_truncate(cmd.attr_mask.get());
+                if state == QpState::SQD && notify && mask.contains(QpAttr::EN_SQD_ASYNC_NOTIFY) {
+                    self.tell_owner(env, id, EQE_QP_SQ_DRAIN);
+                }
             }
         }
         Ok(())
+    }
+
+    /// An event of a queue pair: on the event queue of its data mover, 0 or 1, which serve no completion queue (04 §3).
+    fn tell_owner(&mut self, env: &mut Env<'_>, qpn: u32, code: u32) {
+        if let Some(eq) = self.eqs.get_mut(&(qpn >> UDMA_SHIFT & 1)) {
+            eq.post(env, EQE_TYPE_QP, code, qpn);
+        }
     }
 
     fn query_qp(&mut self, env: &mut Env<'_>, cmd: &QueryQp) -> Result<(), AdminStatus> {

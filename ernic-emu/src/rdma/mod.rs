@@ -47,6 +47,10 @@ const ADDRESS_HANDLES: u32 = 65_536;
 /// Page table entries of all queues together.
 const QUEUE_PAGES: u64 = 4 << 20;
 
+/// The bit of a queue's number that says which of the two data movers it belongs to. At least 1, or the first queue pair of
+/// the second one collides with the GSI's number.
+const UDMA_SHIFT: u8 = 6;
+
 /// Work requests that one turn completes.
 const WORK_BUDGET: usize = 256;
 
@@ -142,8 +146,7 @@ impl Rdma {
         id.pte_stride = 3;
         id.rrq_stride = 6;
         id.rsq_stride = 6;
-        // At least 1, or the first queue pair of the second data mover collides with the GSI's number.
-        id.udma_shift = 6;
+        id.udma_shift = UDMA_SHIFT;
         id.page_size_cap = 0x4020_1000.into();
         let queues =
             |qtype, count: u32| LifLogicalQtype { qtype, rsvd: [0; 3], qid_count: count.into(), qid_base: 0.into() };

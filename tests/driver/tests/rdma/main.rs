@@ -120,7 +120,7 @@ both! {
     regions: start_and_stop, bytes_go_where_the_page_list_says, huge_pages, more_than_a_gigabyte,
         case_12_the_table_is_full, case_12_the_page_tables_are_full, keys_are_never_good_twice, rights_are_kept,
         regions_without_memory, many_at_once;
-    queues: queue_pairs_live_through_their_states, address_handles, many_come_and_go, numbers_beyond_the_tables,
+    queues: queue_pairs_live_through_their_states, a_drained_send_queue_is_told, address_handles, many_come_and_go, numbers_beyond_the_tables,
         work_requests_fail_aloud, rings_wrap, events_follow_arms, a_full_completion_queue_is_told,
         doorbells_are_their_owners, destroyed_queue_pairs_are_silent;
     transfers: the_registration_goes, case_02_the_memory_goes, the_driver_goes, the_function_is_reset;

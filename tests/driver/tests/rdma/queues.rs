@@ -4,8 +4,8 @@ use std::{net::IpAddr, time::Duration};
 
 use ernic_emu::{device::GuestErrors, rdma::Objects};
 use ionic_abi::{
-    AdminOp, AdminStatus, CQ_RING_ARM, CreateAh, CreateCq, CreateQp, DestroyById, Doorbell, EQE_CQ_ERR, ModifyQp,
-    QpFlags, QpState, QpType, QueryQp,
+    AdminOp, AdminStatus, CQ_RING_ARM, CreateAh, CreateCq, CreateQp, DestroyById, Doorbell, EQE_CQ_ERR,
+    EQE_QP_SQ_DRAIN, ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryQp,
 };
 use ionic_driver::{
     DriverError, UserMem,
@@ -183,6 +183,40 @@ pub fn queue_pairs_live_through_their_states<T: TestBus>() {
         guest.verbs.destroy_cq(&mut guest.nic, cq).unwrap();
     }
     assert_eq!(guest.objects(), base);
+}
+
+/// Who asks to be told when the send queue is drained is told, once, and nobody else.
+pub fn a_drained_send_queue_is_told<T: TestBus>() {
+    let mut guest = Guest::<T>::new();
+    for _ in 0..2 {
+        // One on each data mover.
+        let (_, qpn) = guest.ready(QpType::RC);
+        guest.events();
+        let modify = |state: QpState, asked: bool, flags: QpFlags| ModifyQp {
+            attr_mask: (QpAttr::STATE | if asked { QpAttr::EN_SQD_ASYNC_NOTIFY } else { QpAttr::empty() })
+                .bits()
+                .into(),
+            access_flags: (flags.bits() as u16).into(),
+            type_state: state.0,
+            id_ver: qpn.into(),
+            ..ModifyQp::default()
+        };
+        let notify = QpFlags::SQD_NOTIFY;
+        let drained = vec![Event::QueuePair { qpn, code: EQE_QP_SQ_DRAIN }];
+        for (state, asked, flags, events) in [
+            (QpState::SQD, false, notify, vec![]),
+            (QpState::RTS, true, notify, vec![]),
+            (QpState::SQD, true, QpFlags::empty(), vec![]),
+            (QpState::RTS, false, notify, vec![]),
+            (QpState::SQD, true, notify, drained.clone()),
+            (QpState::RTS, true, notify, vec![]),
+            (QpState::SQD, true, notify, drained),
+        ] {
+            let command = Command::new(AdminOp::MODIFY_QP, &modify(state, asked, flags));
+            assert_eq!(guest.verbs.run_one(&mut guest.nic, command).unwrap(), AdminStatus::OK);
+            assert_eq!(guest.events(), events, "{state:?} {asked} {flags:?}");
+        }
+    }
 }
 
 pub fn address_handles<T: TestBus>() {
