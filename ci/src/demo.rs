@@ -142,8 +142,8 @@ impl Stage<'_> {
 /// # Errors
 /// When any step of it fails.
 pub fn demo(args: &VmArgs, keep: bool) -> Result<()> {
-    let parts = args.prepare("release")?;
-    let client = args.client("release")?;
+    let parts = args.prepare("quick")?;
+    let client = args.client("quick")?;
     run(args, &parts, "demo", Some(client), keep, &mut std::io::stdout())?;
     println!("demo: ok");
     Ok(())
@@ -200,8 +200,8 @@ pub fn run(
 /// # Errors
 /// When it cannot be started.
 pub fn interactive(args: &VmArgs) -> Result<()> {
-    let parts = args.prepare("release")?;
-    let payloads = vec![args.client("release")?];
+    let parts = args.prepare("quick")?;
+    let payloads = vec![args.client("quick")?];
     let server = Server::start(&parts.program, "vm", BACKEND, &args.server_options()?)?;
     println!("QEMU's accelerator: {}", parts.chosen);
     let mut config = Config { payloads, ..Config::new("vm", parts.chosen.accel).nic(server.socket()) };

@@ -22,7 +22,7 @@ pub const BUCKET: &str = "http://192.168.200.1:9000/ernic";
 /// Which server to run.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ServerArgs {
-    /// Build the server with this Cargo profile [default: release; `quick` for test lanes]
+    /// Build server and client with this Cargo profile [default: quick, which is release without LTO]
     #[arg(long, value_name = "NAME", conflicts_with = "server")]
     pub profile: Option<String>,
     /// Run this server instead of building one
