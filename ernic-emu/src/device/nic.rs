@@ -301,7 +301,8 @@ impl Nic {
             .write(at.wrapping_add(8), &event.as_bytes()[8..])
             .and_then(|()| env.mem.write_completion(at, &eid.to_le_bytes()));
         if let Err(error) = posted {
-            self.stats.info_unwritable("notify queue", error);
+            crate::warn_limited!(%error, "notify queue is not in guest memory");
+            self.stats.guest.info_dma += 1;
             return;
         }
         env.completed(vector, 1);
@@ -400,10 +401,7 @@ impl RxPort<'_, '_> {
             Delivery::Done => nic.stats.rx_frame(frame, meta.tci.is_some()),
             Delivery::Empty => return nic.stats.rx_drop(frame, RxDrop::Empty),
             Delivery::TooLong => nic.stats.rx_drop(frame, RxDrop::TooLong),
-            Delivery::Dma(error) => {
-                crate::warn_limited!(queue, %error, "RX ring, buffer or completion is not in guest memory");
-                nic.stats.rx_drop(frame, RxDrop::Dma);
-            }
+            Delivery::Dma => nic.stats.rx_drop(frame, RxDrop::Dma),
         }
         if lost {
             nic.stats.lif.rx_desc_fetch_error += 1;

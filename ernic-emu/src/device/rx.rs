@@ -37,7 +37,7 @@ pub(super) enum Delivery {
     /// There is no buffer.
     Empty,
     /// The ring, a buffer or the completion is not guest memory.
-    Dma(DmaError),
+    Dma,
 }
 
 /// One receive queue.
@@ -83,9 +83,10 @@ impl RxQueue {
             Ok(desc) => desc,
             Err(error) => {
                 // As for transmit: the ring is lost until the next Q_INIT.
+                crate::warn_limited!(%error, "RX ring is not in guest memory");
                 self.ring.discard();
                 self.enabled = false;
-                return Delivery::Dma(error);
+                return Delivery::Dma;
             }
         };
         self.prefetch(mem);
@@ -117,14 +118,16 @@ impl RxQueue {
                 Delivery::TooLong
             }
             Err(error) => {
+                crate::warn_limited!(%error, "RX buffer or scatter list is not in guest memory");
                 comp.status = Status::BAD_ADDR;
-                Delivery::Dma(error)
+                Delivery::Dma
             }
         };
-        match self.comp.post(mem, zerocopy::transmute!(comp)) {
-            Ok(()) => delivery,
-            Err(error) => Delivery::Dma(error),
+        if let Err(error) = self.comp.post(mem, zerocopy::transmute!(comp)) {
+            crate::warn_limited!(%error, "RX completion ring is not in guest memory");
+            return Delivery::Dma;
         }
+        delivery
     }
 
     /// Begins to fetch what the next frames need of the rings.

@@ -154,7 +154,7 @@ impl Stats {
         self.dirty = true;
     }
 
-    /// An information block or notify entry, named by `what`, that cannot be written. The caller forgets where it is.
+    /// An information block, named by `what`, that cannot be written. The caller forgets where it is.
     pub(super) fn info_unwritable(&mut self, what: &'static str, error: DmaError) {
         crate::warn_limited!(what, %error, "information block is not in guest memory");
         self.guest.info_dma += 1;

@@ -50,6 +50,13 @@ fn lose_queue(nic: &mut Ionic<Direct>, qtype: QType, base: u64, comp: u64) {
     nic.bus.settle();
 }
 
+/// A frame from the wire, which the device has to do with as it can.
+fn lose_frame(nic: &mut Ionic<Direct>) {
+    nic.bus.wire().lock().inbound.push_back(frames::udp(PEER, MAC, b"lost"));
+    nic.bus.settle();
+    nic.bus.wire().lock().inbound.clear();
+}
+
 /// Makes an event queue, a completion queue and an RDMA admin queue where they are said to be, asks for one command, and for
 /// an event.
 fn rdma_queues(nic: &mut Ionic<Direct>, events: u64, commands: u64) {
@@ -93,7 +100,7 @@ fn misbehaviour_is_logged_at_a_limited_rate() {
 
     /// What it is, how it is done, and what the line says.
     type Case = (&'static str, fn(&mut Ionic<Direct>, u64), &'static [&'static str]);
-    let cases: [Case; 12] = [
+    let cases: [Case; 15] = [
         (
             "an unknown command",
             |nic, i| {
@@ -147,11 +154,39 @@ fn misbehaviour_is_logged_at_a_limited_rate() {
             "a receive ring outside memory",
             |nic, _| {
                 lose_queue(nic, QType::RXQ, NOWHERE, nic.pairs[0].tx.comp.iova());
-                nic.bus.wire().lock().inbound.push_back(frames::udp(PEER, MAC, b"lost"));
-                nic.bus.settle();
-                nic.bus.wire().lock().inbound.clear();
+                lose_frame(nic);
             },
-            &["WARN", "RX ring, buffer or completion is not in guest memory"],
+            &["WARN", "RX ring is not in guest memory"],
+        ),
+        (
+            "a receive completion ring outside memory",
+            |nic, _| {
+                lose_queue(nic, QType::RXQ, nic.pairs[0].tx.comp.iova(), NOWHERE);
+                lose_frame(nic);
+            },
+            &["WARN", "RX completion ring is not in guest memory"],
+        ),
+        (
+            "a receive buffer outside memory",
+            |nic, _| {
+                let ring = nic.pairs[0].tx.comp.iova();
+                let desc = RxqDesc { len: 2048.into(), addr: NOWHERE.into(), ..RxqDesc::default() };
+                nic.bus.ram().write(ring, zerocopy::IntoBytes::as_bytes(&desc));
+                lose_queue(nic, QType::RXQ, ring, nic.pairs[0].rx.comp.iova());
+                lose_frame(nic);
+            },
+            &["WARN", "RX buffer or scatter list is not in guest memory"],
+        ),
+        (
+            "a notify queue outside memory",
+            |nic, i| {
+                let flags = QInitFlags::IRQ | QInitFlags::ENA;
+                let cmd = QInitCmd { ring_base: NOWHERE.into(), ..q_init(QType::NOTIFYQ, 0, 0, flags, 64) };
+                assert_eq!(nic.admin_raw(&cmd.into_cmd()).unwrap().status, Status::SUCCESS);
+                nic.bus.with_device(move |device| device.set_link(i % 2 == 1));
+                nic.bus.settle();
+            },
+            &["WARN", "notify queue is not in guest memory"],
         ),
         (
             "an information block outside memory",
