@@ -120,6 +120,8 @@ fn without_a_device_it_says_what_is_missing() {
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(1), "{stdout}{stderr}");
         assert!(stdout.contains("mode=host-memory-cuobject-token\n"), "{stdout}");
-        assert!(stderr.contains("libibverbs.so.1") || stderr.contains("no RDMA device 'no_such_device'"), "{stderr}");
+        // What is missing differs from machine to machine: the library, the kernel's half of it, or the device.
+        let missing = ["libibverbs.so.1", "this kernel has no RDMA: modprobe", "no RDMA device 'no_such_device'"];
+        assert!(missing.iter().any(|what| stderr.contains(what)), "{stderr}");
     }
 }
