@@ -14,5 +14,6 @@ pub mod offload;
 pub mod pci;
 pub mod ratelimit;
 pub mod rdma;
+mod ring;
 pub mod rss;
 pub mod vfio;

@@ -1,53 +1,42 @@
 //! Index arithmetic that all rings share.
 
-use crate::mem::{Access, DmaError};
+use crate::{
+    mem::{Access, DmaError},
+    ring::Indices,
+};
 
-/// The driver-written side of a ring: descriptors from `cons` up to `prod` are ours to process.
+/// The driver-written side of a ring.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ring {
     base: u64,
-    log2: u8,
-    prod: u16,
-    cons: u16,
+    indices: Indices,
 }
 
 impl Ring {
-    /// Descriptor and completion rings start empty. `log2` is at most 15: indices are 16 bits, and one slot is always
-    /// free (`ionic_dev.h: ionic_q_space_avail`).
+    /// Descriptor and completion rings start empty. `log2` is at most 15.
     pub(super) fn new(base: u64, log2: u8) -> Option<Self> {
-        (1..=15).contains(&log2).then_some(Self { base, log2, prod: 0, cons: 0 })
-    }
-
-    pub(super) fn len(&self) -> u16 {
-        1 << self.log2
-    }
-
-    fn mask(&self) -> u16 {
-        self.len() - 1
+        let indices = Indices::new(log2).filter(|_| log2 <= 15)?;
+        Some(Self { base, indices })
     }
 
     /// Takes a doorbell's producer index; `false` if it is beyond the ring.
     pub(super) fn set_producer(&mut self, prod: u16) -> bool {
-        let fits = prod <= self.mask();
-        if fits {
-            self.prod = prod;
-        }
-        fits
+        self.indices.set_producer(prod)
     }
 
     /// Descriptors that wait.
     pub(super) fn available(&self) -> u16 {
-        self.prod.wrapping_sub(self.cons) & self.mask()
+        self.indices.available()
     }
 
     /// Index of the next descriptor.
     pub(super) fn index(&self) -> u16 {
-        self.cons
+        self.indices.next()
     }
 
     /// Address of the next descriptor's entry in a ring of `stride` bytes at `base`.
     pub(super) fn entry(&self, base: u64, stride: u64) -> u64 {
-        base.wrapping_add(u64::from(self.cons) * stride)
+        base.wrapping_add(u64::from(self.index()) * stride)
     }
 
     /// Address of the next descriptor, `stride` bytes each.
@@ -57,7 +46,7 @@ impl Ring {
 
     /// Address of the entry `ahead` places after the next descriptor's, if it waits too.
     pub(super) fn entry_ahead(&self, base: u64, stride: u64, ahead: u16) -> Option<u64> {
-        let index = self.cons.wrapping_add(ahead) & self.mask();
+        let index = self.indices.after(ahead);
         (ahead < self.available()).then(|| base.wrapping_add(u64::from(index) * stride))
     }
 
@@ -68,12 +57,12 @@ impl Ring {
 
     /// Moves past the next descriptor.
     pub(super) fn advance(&mut self) {
-        self.cons = (self.cons + 1) & self.mask();
+        self.indices.advance(1);
     }
 
     /// Forgets what waits: nothing of it will be processed.
     pub(super) fn discard(&mut self) {
-        self.cons = self.prod;
+        self.indices.discard();
     }
 }
 
@@ -125,7 +114,7 @@ mod tests {
         #[test]
         fn ring_matches_a_queue(log2 in 1u8..=15, steps in proptest::collection::vec((any::<u16>(), any::<u16>()), 1..60)) {
             let mut ring = Ring::new(0x1000, log2).unwrap();
-            let len = u32::from(ring.len());
+            let len = 1u32 << log2;
             let (mut prod, mut cons) = (0u32, 0u32);
             for (post, take) in steps {
                 let free = len - 1 - (prod - cons);

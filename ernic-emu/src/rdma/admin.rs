@@ -13,6 +13,7 @@ use super::{
     qp::{QueuePair, WorkQueue},
     queue::{CQE, CompletionQueue},
 };
+use crate::ring::Indices;
 
 /// Bytes of an entry.
 const ENTRY: u64 = 64;
@@ -27,27 +28,14 @@ const TEMPLATES: [u32; 4] = [42, 46, 62, 66];
 #[derive(Debug)]
 pub(super) struct AdminQueue {
     base: u64,
-    mask: u16,
-    prod: u16,
-    cons: u16,
+    pub(super) indices: Indices,
     cq: u32,
 }
 
 impl AdminQueue {
     pub(super) fn new(base: u64, log2: u8, cq: u32) -> Option<Self> {
-        (2..=15).contains(&log2).then(|| Self { base, mask: (1 << log2) - 1, prod: 0, cons: 0, cq })
-    }
-
-    pub(super) fn set_producer(&mut self, prod: u16) -> bool {
-        let fits = prod <= self.mask;
-        if fits {
-            self.prod = prod;
-        }
-        fits
-    }
-
-    fn available(&self) -> u16 {
-        self.prod.wrapping_sub(self.cons) & self.mask
+        let indices = Indices::new(log2).filter(|_| (2..=15).contains(&log2))?;
+        Some(Self { base, indices, cq })
     }
 }
 
@@ -74,7 +62,7 @@ impl Rdma {
         let mut budget = BUDGET;
         let ids: Vec<u32> = self.aqs.keys().copied().collect();
         for id in ids {
-            while let Some(aq) = self.aqs.get_mut(&id).filter(|aq| aq.available() > 0) {
+            while let Some(aq) = self.aqs.get_mut(&id).filter(|aq| aq.indices.available() > 0) {
                 if budget == 0 {
                     return true;
                 }
@@ -174,16 +162,17 @@ impl Rdma {
             return Err(AdminStatus::BAD_ATTR);
         }
         let ring = |depth: u8, stride: u8| {
-            ((1..=16).contains(&depth) && (6..=9).contains(&stride)).then(|| 1u64 << (depth + stride))
+            let indices = Indices::new(depth).filter(|_| (6..=9).contains(&stride))?;
+            Some((indices, 1u64 << (depth + stride)))
         };
-        let sq_len = ring(cmd.sq_depth_log2, cmd.sq_stride_log2).ok_or(AdminStatus::BAD_ATTR)?;
-        let rq_len = ring(cmd.rq_depth_log2, cmd.rq_stride_log2).ok_or(AdminStatus::BAD_ATTR)?;
+        let (sq_indices, sq_len) = ring(cmd.sq_depth_log2, cmd.sq_stride_log2).ok_or(AdminStatus::BAD_ATTR)?;
+        let (rq_indices, rq_len) = ring(cmd.rq_depth_log2, cmd.rq_stride_log2).ok_or(AdminStatus::BAD_ATTR)?;
         let sq = self.queue_pages(env, sq_len, cmd.sq_map_count.get(), cmd.sq_dma_addr.get(), cmd.sq_page_size_log2)?;
         let rq = self
             .queue_pages(env, rq_len, cmd.rq_map_count.get(), cmd.rq_dma_addr.get(), cmd.rq_page_size_log2)
             .inspect_err(|_| self.queue_pages += sq.entries())?;
-        let sq = WorkQueue::new(sq_cq, sq, cmd.sq_depth_log2, cmd.sq_stride_log2);
-        let rq = WorkQueue::new(rq_cq, rq, cmd.rq_depth_log2, cmd.rq_stride_log2);
+        let sq = WorkQueue::new(sq_cq, sq, sq_indices, cmd.sq_stride_log2);
+        let rq = WorkQueue::new(rq_cq, rq, rq_indices, cmd.rq_stride_log2);
         let qp = QueuePair::new(cmd.dbid_flags.get(), cmd.type_state, flags, sq, rq);
         self.qps.insert(id, qp);
         Ok(())
@@ -201,8 +190,8 @@ impl Rdma {
             Some(QpState::ERR) if qp.state != QpState::ERR && qp.state != QpState::RESET => self.fail(env, id),
             Some(state) => {
                 if state == QpState::RESET {
-                    qp.sq.reset();
-                    qp.rq.reset();
+                    qp.sq.indices.reset();
+                    qp.rq.indices.reset();
                     self.rung.remove(&id);
                 }
                 qp.state = state;
@@ -270,27 +259,27 @@ fn template(env: &mut Env<'_>, at: u64, len: u32) -> Result<Vec<u8>, AdminStatus
 
 /// Takes the next command; `None` if its entry cannot be read. The second value is an error of its framing.
 fn take(aq: &mut AdminQueue, env: &Env<'_>) -> Option<(Command, Result<(), AdminStatus>)> {
-    let index = aq.cons;
-    let (base, mask) = (aq.base, aq.mask);
-    let address = |i: u16| base.wrapping_add(u64::from(i & mask) * ENTRY);
+    let (base, indices) = (aq.base, aq.indices);
+    let index = indices.next();
+    let address = |ahead: u16| base.wrapping_add(u64::from(indices.after(ahead)) * ENTRY);
     let mut first = [0; 64];
-    env.mem.read(address(index), &mut first).ok()?;
+    env.mem.read(address(0), &mut first).ok()?;
     let (head, rest) = RdmaAdminHead::read_from_prefix(&first).ok()?;
     let len = usize::from(head.len.get());
     let mut command = Command { index, op: head.op, body: [0; 124], len };
     let entries = u16::try_from((len + size_of::<RdmaAdminHead>()).div_ceil(64)).unwrap_or(u16::MAX);
-    if entries > MAX_ENTRIES || entries > aq.available() {
-        aq.cons = (aq.cons + 1) & aq.mask;
+    if entries > MAX_ENTRIES || entries > indices.available() {
+        aq.indices.advance(1);
         return Some((command, Err(AdminStatus::BAD_CMD)));
     }
     let here = len.min(rest.len());
     command.body[..here].copy_from_slice(&rest[..here]);
     if entries == 2 {
         let mut second = [0; 64];
-        env.mem.read(address(index.wrapping_add(1)), &mut second).ok()?;
+        env.mem.read(address(1), &mut second).ok()?;
         command.body[here..len].copy_from_slice(&second[..len - here]);
     }
-    aq.cons = (aq.cons + entries) & aq.mask;
+    aq.indices.advance(entries);
     Some((command, Ok(())))
 }
 

@@ -205,18 +205,20 @@ impl Rdma {
     pub(crate) fn doorbell(&mut self, env: &mut Env<'_>, page: u16, qtype: u8, doorbell: Doorbell) -> bool {
         let Doorbell { p_index, ring, qid } = doorbell;
         match (qtype, ring) {
-            (QTYPE_AQ, 0) if page == 0 => self.aqs.get_mut(&qid).is_some_and(|aq| aq.set_producer(p_index)),
+            (QTYPE_AQ, 0) if page == 0 => self.aqs.get_mut(&qid).is_some_and(|aq| aq.indices.set_producer(p_index)),
             (QTYPE_SQ, 0) => {
                 let known = self.qps.get_mut(&qid).filter(|qp| qp.page == page);
-                let rung = known.is_some_and(|qp| qp.sq.set_producer(p_index));
+                let rung = known.is_some_and(|qp| qp.sq.indices.set_producer(p_index));
                 if rung {
                     self.rung.insert(qid);
                 }
                 rung
             }
-            (QTYPE_RQ, 0) => {
-                self.qps.get_mut(&qid).filter(|qp| qp.page == page).is_some_and(|qp| qp.rq.set_producer(p_index))
-            }
+            (QTYPE_RQ, 0) => self
+                .qps
+                .get_mut(&qid)
+                .filter(|qp| qp.page == page)
+                .is_some_and(|qp| qp.rq.indices.set_producer(p_index)),
             (QTYPE_CQ, CQ_RING_CONS | CQ_RING_ARM | CQ_RING_SOL) => {
                 let Some(cq) = self.cqs.get_mut(&qid).filter(|cq| cq.page == page) else { return false };
                 if ring == CQ_RING_CONS {
@@ -250,7 +252,7 @@ impl Rdma {
     fn refuse_work(&mut self, env: &mut Env<'_>, qpn: u32, budget: &mut usize) {
         loop {
             let Some(qp) = self.qps.get_mut(&qpn) else { return };
-            if qp.state != QpState::RTS || qp.sq.available() == 0 {
+            if qp.state != QpState::RTS || qp.sq.indices.available() == 0 {
                 return;
             }
             if *budget == 0 {
@@ -260,7 +262,7 @@ impl Rdma {
             *budget -= 1;
             let head = qp.sq.next().and_then(|at| env.mem.read_plain::<WorkHead>(at).ok()).unwrap_or_default();
             let (cq, kind) = (qp.sq.cq, qp.kind);
-            qp.sq.discard_one();
+            qp.sq.indices.advance(1);
             crate::debug_limited!(qpn, op = head.op, "work requests are not executed yet");
             // Datagram queue pairs and local operations complete by index, the others by message number; the first
             // request since RESET fails, so that number is 1.
@@ -282,8 +284,8 @@ impl Rdma {
     fn fail(&mut self, env: &mut Env<'_>, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         qp.state = QpState::ERR;
-        qp.sq.discard();
-        qp.rq.discard();
+        qp.sq.indices.discard();
+        qp.rq.indices.discard();
         let (send, receive) = (qp.sq.cq, qp.rq.cq);
         self.complete(env, receive, send_entry(CqeType::RECV, qpn, 0, 0, STATUS_FLUSHED), true);
         self.complete(env, send, send_entry(CqeType::SEND_NPG, qpn, 0, 0, STATUS_FLUSHED), true);

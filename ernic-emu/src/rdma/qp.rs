@@ -3,6 +3,7 @@
 use ionic_abi::{ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryRq, QuerySq};
 
 use super::pages::Pages;
+use crate::ring::Indices;
 
 /// Bits that MODIFY_QP's ACCESS_FLAGS change.
 const ACCESS: QpFlags = QpFlags::REMOTE_WRITE.union(QpFlags::REMOTE_READ).union(QpFlags::REMOTE_ATOMIC);
@@ -12,56 +13,24 @@ const ACCESS: QpFlags = QpFlags::REMOTE_WRITE.union(QpFlags::REMOTE_READ).union(
 pub(super) struct WorkQueue {
     pub(super) cq: u32,
     pages: Pages,
-    log2: u8,
     stride_log2: u8,
-    prod: u16,
-    cons: u16,
+    pub(super) indices: Indices,
 }
 
 impl WorkQueue {
-    pub(super) fn new(cq: u32, pages: Pages, log2: u8, stride_log2: u8) -> Self {
-        Self { cq, pages, log2, stride_log2, prod: 0, cons: 0 }
-    }
-
-    fn mask(&self) -> u16 {
-        u16::try_from((1u32 << self.log2) - 1).unwrap_or(u16::MAX)
+    pub(super) fn new(cq: u32, pages: Pages, indices: Indices, stride_log2: u8) -> Self {
+        Self { cq, pages, stride_log2, indices }
     }
 
     pub(super) fn entries(&self) -> u64 {
         self.pages.entries()
     }
 
-    pub(super) fn set_producer(&mut self, prod: u16) -> bool {
-        let fits = prod <= self.mask();
-        if fits {
-            self.prod = prod;
-        }
-        fits
-    }
-
-    pub(super) fn available(&self) -> u16 {
-        self.prod.wrapping_sub(self.cons) & self.mask()
-    }
-
     /// Bus address of the next entry.
     pub(super) fn next(&self) -> Option<u64> {
         let len = 1u64 << self.stride_log2;
-        let (bus, run) = self.pages.run(u64::from(self.cons) * len, len)?;
+        let (bus, run) = self.pages.run(u64::from(self.indices.next()) * len, len)?;
         (run >= len).then_some(bus)
-    }
-
-    pub(super) fn reset(&mut self) {
-        self.prod = 0;
-        self.cons = 0;
-    }
-
-    /// Moves past the next entry.
-    pub(super) fn discard_one(&mut self) {
-        self.cons = self.cons.wrapping_add(1) & self.mask();
-    }
-
-    pub(super) fn discard(&mut self) {
-        self.cons = self.prod;
     }
 }
 

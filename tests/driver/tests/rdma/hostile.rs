@@ -325,6 +325,19 @@ pub fn page_lists_outside_memory<T: TestBus>() {
     witness.check(&mut guest, "page lists");
 }
 
+/// A command that makes a ring of `1 << depth` entries of `1 << stride` bytes.
+fn queue_cmd(opcode: Opcode, qid: u32, cid: u32, (depth, stride): (u8, u8), at: u64) -> RdmaQueueCmd {
+    RdmaQueueCmd {
+        opcode,
+        qid_ver: qid.into(),
+        cid: cid.into(),
+        depth_log2: depth,
+        stride_log2: stride,
+        dma_addr: at.into(),
+        ..RdmaQueueCmd::default()
+    }
+}
+
 /// The commands that make rings, with rings that are nowhere, of any size, and owners that do not exist.
 pub fn rings_that_are_nowhere<T: TestBus>() {
     let mut guest = Guest::<T>::new();
@@ -344,15 +357,7 @@ pub fn rings_that_are_nowhere<T: TestBus>() {
             (12, 3, 8, 0, ring.iova()),
             (12, 3, 8, 255, ring.iova()),
         ] {
-            let cmd = RdmaQueueCmd {
-                opcode,
-                qid_ver: qid.into(),
-                cid: cid.into(),
-                depth_log2: depth,
-                stride_log2: stride,
-                dma_addr: at.into(),
-                ..RdmaQueueCmd::default()
-            };
+            let cmd = queue_cmd(opcode, qid, cid, (depth, stride), at);
             let status = guest.nic.admin_raw(&cmd.into_cmd()).unwrap().status;
             assert_ne!(status, Status::SUCCESS, "{cmd:?}");
         }
@@ -364,15 +369,7 @@ pub fn rings_that_are_nowhere<T: TestBus>() {
             (Opcode::RDMA_CREATE_CQ, 60_000, 9, 8, 5),
             (Opcode::RDMA_CREATE_ADMINQ, 3, 60_000, 9, 6),
         ] {
-            let cmd = RdmaQueueCmd {
-                opcode,
-                qid_ver: qid.into(),
-                cid: cid.into(),
-                depth_log2: depth,
-                stride_log2: stride,
-                dma_addr: at.into(),
-                ..RdmaQueueCmd::default()
-            };
+            let cmd = queue_cmd(opcode, qid, cid, (depth, stride), at);
             guest.nic.admin_raw(&cmd.into_cmd()).unwrap();
         }
         let slot = guest.verbs.identity.aq_qtype.qtype;
