@@ -60,9 +60,11 @@ pub(crate) fn store(error: StoreError) -> S3Error {
         StoreError::NoSuchPart(number) => {
             s3_error!(InvalidPart, "Part {number} has not been uploaded, or its ETag is another one.")
         }
-        StoreError::InsufficientStorage { .. } | StoreError::NoSlots(_) => {
-            custom("InsufficientStorage", StatusCode::INSUFFICIENT_STORAGE, format!("The store is full: {error}."))
-        }
+        StoreError::InsufficientStorage { .. } | StoreError::NoSlots(_) => custom(
+            "InsufficientStorage",
+            StatusCode::INSUFFICIENT_STORAGE,
+            format!("The store is full: {error}. Delete objects, or start the server with more room."),
+        ),
         StoreError::PreconditionFailed => s3_error!(PreconditionFailed),
         other => {
             report(&other);
