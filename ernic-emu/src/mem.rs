@@ -586,7 +586,7 @@ impl GuestMemory {
         if !iova.is_multiple_of(8) {
             return Err(DmaError::Misaligned { iova, len: 8 });
         }
-        self.store_word(iova, value.to_le())
+        self.access().store_word(iova, value.to_le())
     }
 
     /// Stores 4 bytes at once, with release order; `word` has them as they stand in memory.
@@ -597,30 +597,14 @@ impl GuestMemory {
         if !iova.is_multiple_of(4) {
             return Err(DmaError::Misaligned { iova, len: 4 });
         }
-        let table = self.table();
-        if let Some(map) = table.whole(iova, 4, Prot::WRITE)
-            && let Backing::Direct { base, .. } = map.backing
-        {
+        let mut access = self.access();
+        if let Some(at) = access.direct(iova, 4, Prot::WRITE) {
             // SAFETY: as in `store_word`.
-            unsafe { store_release_u32(base.add(to_usize(iova - map.iova)), u32::from_ne_bytes(word)) };
+            unsafe { store_release_u32(at, u32::from_ne_bytes(word)) };
             return Ok(());
         }
         fence(Ordering::Release);
-        self.write_runs(table, iova, &word)
-    }
-
-    /// Stores a word whose bytes in memory are those of `word`; `iova` is aligned.
-    fn store_word(&self, iova: u64, word: u64) -> Result<(), DmaError> {
-        let table = self.table();
-        if let Some(map) = table.whole(iova, 8, Prot::WRITE)
-            && let Backing::Direct { base, .. } = map.backing
-        {
-            // SAFETY: as in `write`; maps and files are page-aligned, so an aligned iova is an aligned address.
-            unsafe { store_release(base.add(to_usize(iova - map.iova)), word) };
-            return Ok(());
-        }
-        fence(Ordering::Release);
-        self.write_runs(table, iova, &word.to_ne_bytes())
+        access.write(iova, &word)
     }
 
     /// The mapping of the whole file behind `fd`, made now or shared with earlier maps; at least `end` bytes long.
@@ -781,8 +765,18 @@ impl<'a> Access<'a> {
         // All or nothing also when the entry lies in two maps.
         self.take_table().check(iova, len, Prot::WRITE)?;
         self.write(iova, head)?;
-        self.table = None;
-        self.mem.store_word(iova + head.len() as u64, last)
+        self.store_word(iova + head.len() as u64, last)
+    }
+
+    /// Stores a word whose bytes in memory are those of `word`, after everything before it; `iova` is aligned.
+    fn store_word(&mut self, iova: u64, word: u64) -> Result<(), DmaError> {
+        if let Some(at) = self.direct(iova, 8, Prot::WRITE) {
+            // SAFETY: as in `write`; maps and files are page-aligned, so an aligned iova is an aligned address.
+            unsafe { store_release(at, word) };
+            return Ok(());
+        }
+        fence(Ordering::Release);
+        self.write(iova, &word.to_ne_bytes())
     }
 
     /// Begins to fetch the cache lines at `iova`, which will be read or written soon: entries of rings were last touched by a
