@@ -171,6 +171,8 @@ mod tests {
             meta: Default::default(),
             checksums: Vec::new(),
             parts: Vec::new(),
+            tags: Vec::new(),
+            version: None,
         }
     }
 

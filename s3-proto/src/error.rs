@@ -66,11 +66,39 @@ pub(crate) fn store(error: StoreError) -> S3Error {
             format!("The store is full: {error}. Delete objects, or start the server with more room."),
         ),
         StoreError::PreconditionFailed => s3_error!(PreconditionFailed),
+        StoreError::NoSuchVersion => s3_error!(NoSuchVersion),
+        StoreError::DeleteMarker { version, current, modified } => delete_marker(&version, current, modified),
+        StoreError::BucketNotEmpty => s3_error!(BucketNotEmpty),
+        StoreError::TooManyBuckets(_) => s3_error!(TooManyBuckets, "{error}."),
+        StoreError::NotSupported(what) => not_implemented(&format!("With this store, what needs {what}")),
+        StoreError::Unfit(why) => s3_error!(InvalidArgument, "{why}."),
+        StoreError::Denied(_) => s3_error!(AccessDenied, "{error}."),
+        StoreError::Unavailable(_) => s3_error!(SlowDown, "{error}. Try again."),
         other => {
             report(&other);
             s3_error!(InternalError)
         }
     }
+}
+
+/// A delete marker where an object was asked for: as the current version it is 404 `NoSuchKey`, by its id it is 405, and
+/// either way the headers say what it is ("Working with delete markers" in the S3 user guide).
+fn delete_marker(version: &str, current: bool, modified: SystemTime) -> S3Error {
+    let mut error =
+        if current { S3Error::new(S3ErrorCode::NoSuchKey) } else { S3Error::new(S3ErrorCode::MethodNotAllowed) };
+    let mut headers = HeaderMap::new();
+    headers.insert("x-amz-delete-marker", HeaderValue::from_static("true"));
+    if let Ok(version) = HeaderValue::from_str(version) {
+        headers.insert("x-amz-version-id", version);
+    }
+    if !current {
+        if let Ok(date) = HeaderValue::try_from(httpdate::fmt_http_date(modified)) {
+            headers.insert(header::LAST_MODIFIED, date);
+        }
+        headers.insert(header::ALLOW, HeaderValue::from_static("DELETE"));
+    }
+    error.set_headers(headers);
+    error
 }
 
 /// Logs a failure of our own, at most once a second: a client can repeat what causes it.
@@ -118,6 +146,7 @@ fn element(out: &mut String, name: &str, text: &str) {
 fn default_message(code: &str) -> &'static str {
     match code {
         "BadDigest" => "The digest you specified did not match what we received.",
+        "BucketNotEmpty" => "The bucket you tried to delete is not empty.",
         "BucketAlreadyOwnedByYou" => "The bucket you tried to create already exists, and you own it.",
         "IncompleteBody" => "You did not provide the number of bytes specified by the Content-Length HTTP header.",
         "InternalError" => "We encountered an internal error. Please try again.",

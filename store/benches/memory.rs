@@ -37,7 +37,7 @@ fn put(store: &MemoryStore, key: &str, mut content: &[u8]) {
 
 /// Reads an object; the bytes themselves are not touched, as nothing copies them. Returns their number.
 fn get(store: &MemoryStore, key: &str) -> usize {
-    let object = now(store.get("b", key)).unwrap();
+    let object = now(store.get("b", key, None)).unwrap();
     let pieces = object.data.read(0..u64::MAX).try_fold(0, |sum, piece| async move { Ok(sum + piece.len()) });
     now(pieces).unwrap()
 }

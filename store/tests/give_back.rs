@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::{now, pattern, put, read};
-use ernic_store::{MemoryConfig, MemoryStore, Store};
+use ernic_store::{Condition, MemoryConfig, MemoryStore, Store};
 
 const MIB: usize = 1 << 20;
 
@@ -47,7 +47,7 @@ fn memory_is_given_back() {
     println!("60,000 objects of 4 KiB: {} bytes each beside the content", (resident() - empty) / 60_000 - 4096);
     // One in a hundred stays, so that the heap has no large hole at its end.
     for n in (0..60_000).filter(|n| n % 100 != 0) {
-        assert!(now(store.delete("b", &format!("small-{n:05}"))).unwrap());
+        assert!(now(store.delete("b", &format!("small-{n:05}"), None, Condition::None)).unwrap().existed);
     }
     settles_at(empty + BESIDE);
 
@@ -56,12 +56,12 @@ fn memory_is_given_back() {
     let with_content = resident();
     for _ in 0..8 {
         put(&store, "large", &content, true);
-        let object = now(store.get("b", "large")).unwrap();
+        let object = now(store.get("b", "large", None)).unwrap();
         assert_eq!(read(&object, 0..u64::MAX).len(), 64);
     }
     settles_at(with_content + (64 << 20) + BESIDE);
     assert!(store.pooled_bytes() <= 64 << 20);
-    assert!(now(store.delete("b", "large")).unwrap());
+    assert!(now(store.delete("b", "large", None, Condition::None)).unwrap().existed);
     settles_at(with_content + BESIDE / 4);
     assert_eq!(store.pooled_bytes(), 0);
 }

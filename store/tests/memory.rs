@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use common::{bytes, now, pattern, put, read, write};
 use ernic_store::{
-    Commit, Condition, ListQuery, MemoryConfig, MemoryStore, Metadata, ObjectInfo, PutOptions, Store, StoreError, Usage,
+    Commit, Condition, ListQuery, MemoryConfig, MemoryStore, Metadata, ObjectInfo, PartName, PutOptions, Store,
+    StoreError, UploadOptions, Usage,
 };
 
 const MIB: u64 = 1 << 20;
@@ -40,7 +41,7 @@ fn contents_come_back_in_pieces_of_at_most_a_mebibyte() {
             let info = put(&store, "k", &content, known);
             assert_eq!(info.size, size);
             assert_eq!(used(&store), (1, size, 0));
-            let object = now(store.get("b", "k")).unwrap();
+            let object = now(store.get("b", "k", None)).unwrap();
             assert_eq!(object.info, info);
             let pieces = read(&object, 0..u64::MAX);
             assert!(pieces.iter().all(|piece| (1..=1 << 20).contains(&piece.len())));
@@ -61,15 +62,24 @@ fn what_the_client_said_is_given_back() {
         user: [("a".to_owned(), "1".to_owned())].into(),
         ..Default::default()
     };
-    let mut writer = now(store.put("b", "k", PutOptions { size: Some(3), meta: meta.clone() })).unwrap();
+    let mut writer =
+        now(store.put("b", "k", PutOptions { size: Some(3), meta: meta.clone(), ..Default::default() })).unwrap();
     write(&mut *writer, b"abc").unwrap();
-    assert!(matches!(now(store.head("b", "k")), Err(StoreError::NoSuchKey)), "not visible before commit");
+    assert!(matches!(now(store.head("b", "k", None)), Err(StoreError::NoSuchKey)), "not visible before commit");
     let checksums = vec![("CRC64NVME".to_owned(), "x".to_owned())];
     let commit = Commit { etag: "e".into(), checksums: checksums.clone(), ..Default::default() };
     let info = now(writer.commit(commit)).unwrap();
-    let expected =
-        ObjectInfo { size: 3, etag: "e".into(), modified: info.modified, meta, checksums, parts: Vec::new() };
-    assert_eq!(*now(store.head("b", "k")).unwrap(), expected);
+    let expected = ObjectInfo {
+        size: 3,
+        etag: "e".into(),
+        modified: info.modified,
+        meta,
+        checksums,
+        parts: Vec::new(),
+        tags: Vec::new(),
+        version: None,
+    };
+    assert_eq!(*now(store.head("b", "k", None)).unwrap(), expected);
 }
 
 #[test]
@@ -81,11 +91,11 @@ fn buckets() {
     assert_eq!(names, ["a", "b"]);
     assert_eq!(now(store.head_bucket("b")).unwrap().name, "b");
     assert!(matches!(now(store.head_bucket("c")), Err(StoreError::NoSuchBucket)));
-    assert!(matches!(now(store.get("c", "k")), Err(StoreError::NoSuchBucket)));
+    assert!(matches!(now(store.get("c", "k", None)), Err(StoreError::NoSuchBucket)));
     assert!(matches!(now(store.put("c", "k", options(1))), Err(StoreError::NoSuchBucket)));
-    assert!(matches!(now(store.delete("c", "k")), Err(StoreError::NoSuchBucket)));
+    assert!(matches!(now(store.delete("c", "k", None, Condition::None)), Err(StoreError::NoSuchBucket)));
     assert!(matches!(now(store.list("c", &ListQuery::default())), Err(StoreError::NoSuchBucket)));
-    assert!(matches!(now(store.create_upload("c", "k", Metadata::default())), Err(StoreError::NoSuchBucket)));
+    assert!(matches!(now(store.create_upload("c", "k", UploadOptions::default())), Err(StoreError::NoSuchBucket)));
     assert!(matches!(now(store.put_part("b", "k", "u", 1, None)), Err(StoreError::NoSuchUpload)));
 }
 
@@ -153,7 +163,7 @@ fn two_overwrites_do_not_share_a_credit() {
     let mut second = now(store.put("b", "k", options(400))).unwrap();
     assert_eq!(used(&store), (1, 1000, 0));
     // The object that both would replace goes away: what they write still has its room.
-    assert!(now(store.delete("b", "k")).unwrap());
+    assert!(now(store.delete("b", "k", None, Condition::None)).unwrap().existed);
     assert_eq!(used(&store), (0, 1000, 0));
     write(&mut *first, &pattern(600, 2)).unwrap();
     write(&mut *second, &pattern(400, 3)).unwrap();
@@ -161,7 +171,7 @@ fn two_overwrites_do_not_share_a_credit() {
     assert_eq!(used(&store), (1, 1000, 0));
     now(second.commit(commit("2"))).unwrap();
     assert_eq!(used(&store), (1, 400, 0));
-    assert_eq!(now(store.head("b", "k")).unwrap().etag, "2");
+    assert_eq!(now(store.head("b", "k", None)).unwrap().etag, "2");
     // With the first one gone, the credit is free again.
     drop(now(store.put("b", "k", options(1000))).unwrap());
     assert_eq!(used(&store), (1, 400, 0));
@@ -173,17 +183,17 @@ fn slots_run_out() {
     put(&store, "a", b"1", true);
     let new = now(store.put("b", "n", options(1))).unwrap();
     assert!(matches!(now(store.put("b", "m", options(1))), Err(StoreError::NoSlots(2))));
-    assert!(matches!(now(store.create_upload("b", "m", Metadata::default())), Err(StoreError::NoSlots(2))));
+    assert!(matches!(now(store.create_upload("b", "m", UploadOptions::default())), Err(StoreError::NoSlots(2))));
     put(&store, "a", b"22", true);
     drop(new);
-    let upload = now(store.create_upload("b", "m", Metadata::default())).unwrap();
+    let upload = now(store.create_upload("b", "m", UploadOptions::default())).unwrap();
     assert_eq!(used(&store), (1, 2, 1));
     assert!(matches!(now(store.put("b", "n", options(1))), Err(StoreError::NoSlots(2))));
     // The object takes the upload's slot.
     now(store.complete_upload("b", "m", &upload, &[], commit("e"))).unwrap();
     assert_eq!(used(&store), (2, 2, 0));
     assert!(matches!(now(store.put("b", "n", options(1))), Err(StoreError::NoSlots(2))));
-    assert!(now(store.delete("b", "m")).unwrap());
+    assert!(now(store.delete("b", "m", None, Condition::None)).unwrap().existed);
     put(&store, "n", b"3", true);
 }
 
@@ -221,13 +231,13 @@ fn snapshots_outlive_overwrite_and_delete() {
     let store = store(u64::MAX, 10);
     let old = pattern(3 * MIB + 77, 1);
     put(&store, "k", &old, true);
-    let snapshot = now(store.get("b", "k")).unwrap();
+    let snapshot = now(store.get("b", "k", None)).unwrap();
     let stream = snapshot.data.read(0..u64::MAX);
     for seed in 2..6 {
         put(&store, "k", &pattern(3 * MIB + 77, seed), true);
     }
-    assert!(now(store.delete("b", "k")).unwrap());
-    assert!(!now(store.delete("b", "k")).unwrap());
+    assert!(now(store.delete("b", "k", None, Condition::None)).unwrap().existed);
+    assert!(!now(store.delete("b", "k", None, Condition::None)).unwrap().existed);
     put(&store, "other", &pattern(8 * MIB, 9), true);
     assert_eq!(used(&store), (1, 8 * MIB, 0));
     assert!(read(&snapshot, 0..u64::MAX).concat() == old);
@@ -239,11 +249,11 @@ fn snapshots_outlive_overwrite_and_delete() {
 fn readers_share_the_memory_and_it_is_reused_after_the_last() {
     let store = store(u64::MAX, 10);
     put(&store, "k", &pattern(MIB, 1), true);
-    let at = |key: &str| read(&now(store.get("b", key)).unwrap(), 0..MIB)[0].as_ptr();
+    let at = |key: &str| read(&now(store.get("b", key, None)).unwrap(), 0..MIB)[0].as_ptr();
     assert_eq!(at("k"), at("k"));
-    let held = read(&now(store.get("b", "k")).unwrap(), 10..20);
+    let held = read(&now(store.get("b", "k", None)).unwrap(), 10..20);
     let first = at("k");
-    now(store.delete("b", "k")).unwrap();
+    now(store.delete("b", "k", None, Condition::None)).unwrap();
     assert_eq!(store.pooled_bytes(), 0);
     put(&store, "m", &pattern(MIB, 2), true);
     assert_ne!(at("m"), first);
@@ -264,7 +274,7 @@ fn a_writer_fills_the_objects_own_memory() {
         let at = buffer.as_ptr();
         writer.advance(size as usize);
         now(writer.commit(commit("e"))).unwrap();
-        assert_eq!(read(&now(store.get("b", "k")).unwrap(), 0..size)[0].as_ptr(), at);
+        assert_eq!(read(&now(store.get("b", "k", None)).unwrap(), 0..size)[0].as_ptr(), at);
     }
 }
 
@@ -289,15 +299,16 @@ fn sizes_that_were_announced_wrongly() {
     assert_eq!(used(&store).1, 925);
     now(short.commit(commit("e"))).unwrap();
     assert_eq!(used(&store), (2, 30, 0));
-    assert_eq!(read(&now(store.get("b", "long")).unwrap(), 0..99).concat(), pattern(25, 1));
-    assert_eq!(read(&now(store.get("b", "short")).unwrap(), 0..99).concat(), pattern(5, 2));
+    assert_eq!(read(&now(store.get("b", "long", None)).unwrap(), 0..99).concat(), pattern(25, 1));
+    assert_eq!(read(&now(store.get("b", "short", None)).unwrap(), 0..99).concat(), pattern(5, 2));
 }
 
 #[test]
 fn uploads_are_spliced_without_copying() {
     let store = store(u64::MAX, 10);
     let meta = Metadata { content_type: Some("t".into()), ..Default::default() };
-    let upload = now(store.create_upload("b", "k", meta.clone())).unwrap();
+    let upload =
+        now(store.create_upload("b", "k", UploadOptions { meta: meta.clone(), ..Default::default() })).unwrap();
     let part = |number: u16, content: &[u8]| {
         let size = Some(content.len() as u64);
         let mut writer = now(store.put_part("b", "k", &upload, number, size)).unwrap();
@@ -315,25 +326,32 @@ fn uploads_are_spliced_without_copying() {
     let listed: Vec<_> = listed.iter().map(|part| (part.number, part.info.size, part.info.etag.as_str())).collect();
     assert_eq!(listed, [(1, 5 * MIB, "p1"), (2, MIB + 5, "p2"), (7, 100, "p7"), (9, 1000, "p9")]);
     let uploads = now(store.list_uploads("b")).unwrap();
-    assert_eq!((uploads[0].key.as_str(), &uploads[0].upload, &uploads[0].meta), ("k", &upload, &meta));
+    assert_eq!((uploads[0].key.as_str(), &uploads[0].upload, &uploads[0].options.meta), ("k", &upload, &meta));
     assert!(matches!(now(store.list_parts("b", "other", &upload)), Err(StoreError::NoSuchUpload)));
 
-    let complete = |parts: &[u16]| now(store.complete_upload("b", "k", &upload, parts, commit("whole-3")));
+    let complete = |parts: &[u16]| {
+        let names: Vec<_> = parts.iter().map(|&number| PartName { number, etag: format!("p{number}") }).collect();
+        now(store.complete_upload("b", "k", &upload, &names, commit("whole-3")))
+    };
     assert!(matches!(complete(&[1, 3]), Err(StoreError::NoSuchPart(3))));
     assert!(matches!(complete(&[1, 1]), Err(StoreError::NoSuchPart(1))));
+    let another = [PartName { number: 1, etag: "p2".into() }];
+    let refused = now(store.complete_upload("b", "k", &upload, &another, commit("e")));
+    assert!(matches!(refused, Err(StoreError::NoSuchPart(1))), "not the part that the caller has seen");
     assert_eq!(used(&store).2, 1);
     let mut late = now(store.put_part("b", "k", &upload, 10, Some(50))).unwrap();
     write(&mut *late, &[0; 50]).unwrap();
     let mut again = now(store.put_part("b", "k", &upload, 1, Some(50))).unwrap();
     write(&mut *again, &[0; 50]).unwrap();
     let info = complete(&[1, 2, 7]).unwrap();
-    assert_eq!((info.size, info.parts.as_slice()), (6 * MIB + 105, &[5 * MIB, MIB + 5, 100][..]));
+    let of_parts: Vec<_> = info.parts.iter().map(|part| (part.number, part.size)).collect();
+    assert_eq!((info.size, of_parts.as_slice()), (6 * MIB + 105, &[(1, 5 * MIB), (2, MIB + 5), (7, 100)][..]));
     assert_eq!((info.etag.as_str(), &info.meta), ("whole-3", &meta));
     assert_eq!(used(&store), (1, 6 * MIB + 205, 0), "the object and the two writers that come too late");
     assert!(matches!(now(late.commit(commit("e"))), Err(StoreError::NoSuchUpload)));
     drop(again);
     assert_eq!(used(&store), (1, 6 * MIB + 105, 0));
-    let whole = read(&now(store.get("b", "k")).unwrap(), 0..u64::MAX).concat();
+    let whole = read(&now(store.get("b", "k", None)).unwrap(), 0..u64::MAX).concat();
     assert!(whole == [one, two, three].concat());
     assert!(matches!(complete(&[1]), Err(StoreError::NoSuchUpload)));
 }
@@ -341,7 +359,7 @@ fn uploads_are_spliced_without_copying() {
 #[test]
 fn a_part_is_replaced_within_its_room_and_an_aborted_upload_gives_everything_back() {
     let store = store(100, 10);
-    let upload = now(store.create_upload("b", "k", Metadata::default())).unwrap();
+    let upload = now(store.create_upload("b", "k", UploadOptions::default())).unwrap();
     for number in [0, 10_001] {
         assert!(matches!(now(store.put_part("b", "k", &upload, number, None)), Err(StoreError::NoSuchPart(_))));
     }
@@ -363,7 +381,7 @@ fn a_part_is_replaced_within_its_room_and_an_aborted_upload_gives_everything_bac
 fn upload_ids_differ() {
     let store = store(100, 100);
     let ids: std::collections::HashSet<_> =
-        (0..50).map(|_| now(store.create_upload("b", "k", Metadata::default())).unwrap()).collect();
+        (0..50).map(|_| now(store.create_upload("b", "k", UploadOptions::default())).unwrap()).collect();
     assert_eq!(ids.len(), 50);
     assert_eq!(now(store.list_uploads("b")).unwrap().len(), 50);
 }
@@ -372,7 +390,7 @@ fn upload_ids_differ() {
 fn writers_outlive_the_store() {
     let store = store(100, 10);
     put(&store, "k", b"abc", true);
-    let object = now(store.get("b", "k")).unwrap();
+    let object = now(store.get("b", "k", None)).unwrap();
     let mut writer = now(store.put("b", "m", options(MIB.min(50)))).unwrap();
     drop(store);
     write(&mut *writer, &[1; 50]).unwrap();
@@ -425,7 +443,7 @@ fn tasks_on_many_threads_leave_exact_accounts() {
                     if round % 4 > 0 {
                         now(writer.commit(commit(&round.to_string()))).unwrap();
                     }
-                    if let Ok(object) = now(store.get("b", &key)) {
+                    if let Ok(object) = now(store.get("b", &key, None)) {
                         let seed = object.info.etag.parse().unwrap();
                         assert!(read(&object, 0..u64::MAX).concat() == pattern(object.info.size, seed));
                     }
@@ -438,7 +456,7 @@ fn tasks_on_many_threads_leave_exact_accounts() {
     let bytes = page.objects.iter().map(|(_, info)| info.size).sum();
     assert_eq!(used(&store), (page.objects.len() as u64, bytes, 0));
     for (key, _) in page.objects {
-        now(store.delete("b", &key)).unwrap();
+        now(store.delete("b", &key, None, Condition::None)).unwrap();
     }
     assert_eq!(used(&store), (0, 0, 0));
 }

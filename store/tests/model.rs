@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::{now, pattern, read};
 use ernic_store::{
-    Commit, Condition, ListQuery, MemoryConfig, MemoryStore, Metadata, Object, ObjectWriter, PutOptions, Store,
-    StoreError, Usage,
+    Commit, Condition, ListQuery, MemoryConfig, MemoryStore, Object, ObjectWriter, PartName, PutOptions, Store,
+    StoreError, UploadOptions, Usage,
 };
 use proptest::{prelude::*, sample::Index, test_runner::FileFailurePersistence};
 
@@ -344,9 +344,9 @@ impl Model {
             }
             Op::Delete { key } => {
                 let there = self.objects.remove(KEYS[key]).is_some();
-                assert_eq!(now(store.delete("b", KEYS[key])).unwrap(), there);
+                assert_eq!(now(store.delete("b", KEYS[key], None, Condition::None)).unwrap().existed, there);
             }
-            Op::Read { key, from, to } => match (now(store.get("b", KEYS[key])), self.objects.get(KEYS[key])) {
+            Op::Read { key, from, to } => match (now(store.get("b", KEYS[key], None)), self.objects.get(KEYS[key])) {
                 (Ok(object), Some(item)) => {
                     let len = item.content.len() as u64;
                     let range = from.min(len) as usize..to.clamp(from.min(len), len) as usize;
@@ -357,7 +357,7 @@ impl Model {
             },
             Op::Hold { key } => {
                 if let Some(item) = self.objects.get(KEYS[key]) {
-                    self.held.push((now(store.get("b", KEYS[key])).unwrap(), item.clone()));
+                    self.held.push((now(store.get("b", KEYS[key], None)).unwrap(), item.clone()));
                 }
             }
             Op::Release { held } => {
@@ -369,7 +369,7 @@ impl Model {
             Op::List { prefix, after, delimiter, max } => self.list(store, prefix, after, delimiter, max),
             Op::CreateUpload { key } => {
                 let full = self.slots() == SLOTS;
-                match now(store.create_upload("b", KEYS[key], Metadata::default())) {
+                match now(store.create_upload("b", KEYS[key], UploadOptions::default())) {
                     Ok(id) => {
                         assert!(!full);
                         assert!(self.uploads.insert((KEYS[key].into(), id), BTreeMap::new()).is_none());
@@ -398,7 +398,12 @@ impl Model {
         let there = &self.uploads[id];
         let mut seen = BTreeSet::new();
         let missing = parts.iter().find(|number| !seen.insert(**number) || !there.contains_key(number));
-        match now(store.complete_upload("b", &id.0, &id.1, parts, commit)) {
+        let name = |&number: &u16| PartName {
+            number,
+            etag: there.get(&number).map_or_else(String::new, |part| part.etag.clone()),
+        };
+        let names: Vec<PartName> = parts.iter().map(name).collect();
+        match now(store.complete_upload("b", &id.0, &id.1, &names, commit)) {
             Ok(info) => {
                 assert!(refusal.is_none() && missing.is_none());
                 let there = self.uploads.remove(id).unwrap();
@@ -445,7 +450,7 @@ impl Model {
 
     fn check_all(&self, store: &MemoryStore) {
         for (key, item) in &self.objects {
-            verify(&now(store.get("b", key)).unwrap(), item);
+            verify(&now(store.get("b", key, None)).unwrap(), item);
         }
         let uploads = now(store.list_uploads("b")).unwrap();
         let uploads: Vec<_> = uploads.into_iter().map(|upload| (upload.key, upload.upload)).collect();
@@ -465,7 +470,8 @@ impl Model {
 
 fn verify(object: &Object, item: &Item) {
     assert_eq!((&object.info.etag, object.info.size), (&item.etag, item.content.len() as u64));
-    assert_eq!(object.info.parts, item.parts);
+    let sizes: Vec<u64> = object.info.parts.iter().map(|part| part.size).collect();
+    assert_eq!(sizes, item.parts);
     assert!(read(object, 0..u64::MAX).concat() == item.content);
 }
 
@@ -495,7 +501,7 @@ proptest! {
             now(store.abort_upload("b", &key, &id)).unwrap();
         }
         for key in std::mem::take(&mut model.objects).into_keys() {
-            prop_assert!(now(store.delete("b", &key)).unwrap());
+            prop_assert!(now(store.delete("b", &key, None, Condition::None)).unwrap().existed);
         }
         prop_assert_eq!(store.usage().bytes, 0);
         for (object, item) in &model.held {

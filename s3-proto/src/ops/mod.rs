@@ -50,19 +50,12 @@ impl Operations {
             not_implemented("A condition other than if-none-match: * or if-match: <one ETag> on a write")
         })?;
         if condition != Condition::None {
-            let there = match self.store.head(bucket, key).await {
+            let there = match self.store.head(bucket, key, None).await {
                 Ok(info) => Some(info),
-                Err(ernic_store::StoreError::NoSuchKey) => None,
+                Err(ernic_store::StoreError::NoSuchKey | ernic_store::StoreError::DeleteMarker { .. }) => None,
                 Err(error) => return Err(refused(error)),
             };
-            match (&condition, there) {
-                (Condition::Match(_), None) => return Err(S3ErrorCode::NoSuchKey.into()),
-                (Condition::Match(tag), Some(info)) if *tag != info.etag => {
-                    return Err(S3ErrorCode::PreconditionFailed.into());
-                }
-                (Condition::Absent, Some(_)) => return Err(S3ErrorCode::PreconditionFailed.into()),
-                _ => {}
-            }
+            condition.check(there.as_ref().map(|info| info.etag.as_str())).map_err(refused)?;
         }
         Ok(condition)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ernic_store::{Commit, Condition, ObjectInfo, PartInfo};
+use ernic_store::{Commit, Condition, ObjectInfo, PartInfo, PartName, UploadOptions};
 use s3s::{
     S3ErrorCode, S3Request, S3Response, S3Result,
     dto::{
@@ -40,7 +40,8 @@ pub(super) async fn create(
     {
         return Err(s3_error!(InvalidRequest, "Unknown checksum algorithm {name}."));
     }
-    let upload = ops.store.create_upload(&input.bucket, &input.key, context.meta.clone()).await.map_err(refused)?;
+    let options = UploadOptions { meta: context.meta.clone(), ..UploadOptions::default() };
+    let upload = ops.store.create_upload(&input.bucket, &input.key, options).await.map_err(refused)?;
     Ok(S3Response::new(CreateMultipartUploadOutput {
         bucket: Some(input.bucket),
         key: Some(input.key),
@@ -105,9 +106,10 @@ pub(super) async fn complete(
     let checksums = whole_checksum(&input, &parts)?;
     let condition = ops.condition(bucket, key, &context.conditions).await?;
 
-    let numbers: Vec<u16> = parts.iter().map(|part| part.number).collect();
+    let names: Vec<PartName> =
+        parts.iter().map(|part| PartName { number: part.number, etag: part.info.etag.clone() }).collect();
     let commit = Commit { etag: etag_of_all, checksums, condition };
-    let info = ops.store.complete_upload(bucket, key, upload, &numbers, commit).await.map_err(refused)?;
+    let info = ops.store.complete_upload(bucket, key, upload, &names, commit).await.map_err(refused)?;
 
     let sum = |algorithm| checksum_of(&info, algorithm).map(str::to_owned);
     Ok(S3Response::new(CompleteMultipartUploadOutput {

@@ -94,7 +94,7 @@ fn part_range(info: &ObjectInfo, number: i32) -> S3Result<(Range<u64>, Option<i3
     if info.parts.is_empty() && index == 0 {
         return Ok((0..info.size, None));
     }
-    let Some(size) = info.parts.get(index) else {
+    let Some(part) = info.parts.get(index) else {
         let mut error = S3Error::with_message(
             S3ErrorCode::Custom("InvalidPartNumber".into()),
             "The requested partnumber is not satisfiable.",
@@ -102,8 +102,8 @@ fn part_range(info: &ObjectInfo, number: i32) -> S3Result<(Range<u64>, Option<i3
         error.set_status_code(StatusCode::RANGE_NOT_SATISFIABLE);
         return Err(error);
     };
-    let start = info.parts.iter().take(index).sum();
-    Ok((start..start + size, i32::try_from(info.parts.len()).ok()))
+    let start = info.parts.iter().take(index).map(|part| part.size).sum();
+    Ok((start..start + part.size, i32::try_from(info.parts.len()).ok()))
 }
 
 /// 304 with what a cache wants to know (RFC 9110, section 15.4.5).
@@ -173,7 +173,7 @@ pub(super) async fn get(ops: &Operations, request: S3Request<GetObjectInput>) ->
     let context = Context::of(&request)?;
     let input = request.input;
     only_version(input.version_id.as_deref())?;
-    let object = ops.store.get(&input.bucket, &input.key).await.map_err(refused)?;
+    let object = ops.store.get(&input.bucket, &input.key, None).await.map_err(refused)?;
     let view = View::new(&context, &object.info, input.part_number)?;
     let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
     let mut output = describe!(GetObjectOutput, object.info, view);
@@ -206,7 +206,7 @@ pub(super) async fn head(
     let context = Context::of(&request)?;
     let input = request.input;
     only_version(input.version_id.as_deref())?;
-    let info = ops.store.head(&input.bucket, &input.key).await.map_err(refused)?;
+    let info = ops.store.head(&input.bucket, &input.key, None).await.map_err(refused)?;
     let view = View::new(&context, &info, input.part_number)?;
     let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
     let headers = more_headers(&info, view.len(), mode, true);
@@ -230,7 +230,7 @@ pub(super) async fn put(ops: &Operations, request: S3Request<PutObjectInput>) ->
     let input = request.input;
     let condition = ops.condition(&input.bucket, &input.key, &context.conditions).await?;
     let size = size(&context)?;
-    let options = PutOptions { size, meta: context.meta.clone() };
+    let options = PutOptions { size, meta: context.meta.clone(), ..PutOptions::default() };
     let writer = ops.store.put(&input.bucket, &input.key, options).await.map_err(refused)?;
     let info = receive(ops, &context, size, writer, condition).await?;
     let output = PutObjectOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
@@ -320,7 +320,7 @@ pub(super) async fn delete(
     if !context.conditions.none_for_write() {
         return Err(not_implemented("A conditional DeleteObject"));
     }
-    ops.store.delete(&input.bucket, &input.key).await.map_err(refused)?;
+    ops.store.delete(&input.bucket, &input.key, None, Condition::None).await.map_err(refused)?;
     Ok(S3Response::new(DeleteObjectOutput::default()))
 }
 
@@ -346,7 +346,7 @@ pub(super) async fn delete_many(
         } else if let Err(error) = only_version(object.version_id.as_deref()) {
             Err(error)
         } else {
-            ops.store.delete(&input.bucket, &object.key).await.map_err(refused)
+            ops.store.delete(&input.bucket, &object.key, None, Condition::None).await.map_err(refused)
         };
         match done {
             Ok(_) if quiet => {}

@@ -20,8 +20,8 @@ use self::{
     writer::Writer,
 };
 use crate::{
-    BucketInfo, Commit, ListPage, ListQuery, Metadata, Object, ObjectInfo, ObjectWriter, PartInfo, PutOptions, Result,
-    Store, StoreError, UploadInfo, Usage,
+    BucketInfo, Commit, Condition, Deleted, ListPage, ListQuery, Object, ObjectInfo, ObjectWriter, PartInfo, PartName,
+    PutOptions, Result, Store, StoreError, UploadInfo, UploadOptions, Usage,
 };
 
 /// Limits of a [`MemoryStore`].
@@ -103,9 +103,17 @@ impl MemoryStore {
         self.inner.arena.pooled()
     }
 
-    fn writer(&self, place: Place, size: Option<u64>, meta: Metadata) -> Result<Box<dyn ObjectWriter>> {
-        let claim = self.inner.write().claim(&place, size.unwrap_or(0))?;
-        Ok(Box::new(Writer::new(Arc::clone(&self.inner), place, claim, size, meta)))
+    fn writer(&self, place: Place, options: PutOptions) -> Result<Box<dyn ObjectWriter>> {
+        let claim = self.inner.write().claim(&place, options.size.unwrap_or(0))?;
+        Ok(Box::new(Writer::new(Arc::clone(&self.inner), place, claim, options)))
+    }
+}
+
+/// There are no versions: only the one that S3 calls `null` may be named.
+fn only_null(version: Option<&str>) -> Result<()> {
+    match version {
+        None | Some("null") => Ok(()),
+        Some(_) => Err(StoreError::NoSuchVersion),
     }
 }
 
@@ -119,11 +127,21 @@ impl Store for MemoryStore {
         self.inner.read().bucket_info(bucket)
     }
 
-    async fn head(&self, bucket: &str, key: &str) -> Result<Arc<ObjectInfo>> {
+    async fn create_bucket(&self, bucket: &str) -> Result<bool> {
+        Ok(self.inner.write().create_bucket(bucket))
+    }
+
+    async fn delete_bucket(&self, bucket: &str) -> Result<()> {
+        self.inner.write().delete_bucket(bucket)
+    }
+
+    async fn head(&self, bucket: &str, key: &str, version: Option<&str>) -> Result<Arc<ObjectInfo>> {
+        only_null(version)?;
         Ok(Arc::clone(&self.inner.read().object(bucket, key)?.info))
     }
 
-    async fn get(&self, bucket: &str, key: &str) -> Result<Object> {
+    async fn get(&self, bucket: &str, key: &str, version: Option<&str>) -> Result<Object> {
+        only_null(version)?;
         let state = self.inner.read();
         let entry = state.object(bucket, key)?;
         Ok(Object { info: Arc::clone(&entry.info), data: Arc::clone(entry) as _ })
@@ -131,13 +149,14 @@ impl Store for MemoryStore {
 
     async fn put(&self, bucket: &str, key: &str, options: PutOptions) -> Result<Box<dyn ObjectWriter>> {
         let place = Place { bucket: bucket.into(), key: key.into(), part: None };
-        self.writer(place, options.size, options.meta)
+        self.writer(place, options)
     }
 
-    async fn delete(&self, bucket: &str, key: &str) -> Result<bool> {
+    async fn delete(&self, bucket: &str, key: &str, version: Option<&str>, condition: Condition) -> Result<Deleted> {
+        only_null(version)?;
         // Freed without the lock.
-        let old = self.inner.write().delete(bucket, key)?;
-        Ok(old.is_some())
+        let old = self.inner.write().delete(bucket, key, &condition)?;
+        Ok(Deleted { existed: old.is_some(), ..Deleted::default() })
     }
 
     async fn list(&self, bucket: &str, query: &ListQuery) -> Result<ListPage> {
@@ -147,12 +166,16 @@ impl Store for MemoryStore {
         Ok(ListPage { objects, prefixes: page.prefixes, next: page.next })
     }
 
-    async fn create_upload(&self, bucket: &str, key: &str, meta: Metadata) -> Result<String> {
+    async fn create_upload(&self, bucket: &str, key: &str, options: UploadOptions) -> Result<String> {
         let serial = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         let id = format!("{:016x}{serial:016x}", self.inner.ids.hash_one(serial));
-        let upload = UploadInfo { upload: id.clone(), key: key.into(), started: SystemTime::now(), meta };
+        let upload = UploadInfo { upload: id.clone(), key: key.into(), started: SystemTime::now(), options };
         self.inner.write().create_upload(bucket, upload)?;
         Ok(id)
+    }
+
+    async fn head_upload(&self, bucket: &str, key: &str, upload: &str) -> Result<UploadInfo> {
+        Ok(self.inner.read().upload(bucket, key, upload)?.info.clone())
     }
 
     async fn put_part(
@@ -167,7 +190,7 @@ impl Store for MemoryStore {
             return Err(StoreError::NoSuchPart(number));
         }
         let place = Place { bucket: bucket.into(), key: key.into(), part: Some((upload.into(), number)) };
-        self.writer(place, size, Metadata::default())
+        self.writer(place, PutOptions { size, ..PutOptions::default() })
     }
 
     async fn list_parts(&self, bucket: &str, key: &str, upload: &str) -> Result<Vec<PartInfo>> {
@@ -185,7 +208,7 @@ impl Store for MemoryStore {
         bucket: &str,
         key: &str,
         upload: &str,
-        parts: &[u16],
+        parts: &[PartName],
         commit: Commit,
     ) -> Result<Arc<ObjectInfo>> {
         // What it replaces is freed without the lock.

@@ -9,7 +9,10 @@ use std::{
 };
 
 use super::{MemoryConfig, content::Content};
-use crate::{BucketInfo, ByteStream, Commit, Condition, ObjectData, ObjectInfo, Result, StoreError, UploadInfo, Usage};
+use crate::{
+    BucketInfo, ByteStream, Commit, Condition, ObjectData, ObjectInfo, ObjectPart, PartName, Result, StoreError,
+    UploadInfo, Usage, Versioning,
+};
 
 /// Where a writer's content goes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -126,12 +129,30 @@ impl State {
         true
     }
 
+    pub(super) fn delete_bucket(&mut self, name: &str) -> Result<()> {
+        let bucket = self.bucket(name)?;
+        if bucket.objects.len() > 0 {
+            return Err(StoreError::BucketNotEmpty);
+        }
+        let uploads: Vec<_> = bucket.uploads.keys().cloned().collect();
+        for (key, upload) in uploads {
+            self.remove_upload(name, &key, &upload)?;
+        }
+        self.buckets.remove(name);
+        Ok(())
+    }
+
     pub(super) fn bucket_infos(&self) -> Vec<BucketInfo> {
-        self.buckets.iter().map(|(name, bucket)| BucketInfo { name: name.clone(), created: bucket.created }).collect()
+        let info = |(name, bucket): (&String, &Bucket)| BucketInfo {
+            name: name.clone(),
+            created: bucket.created,
+            versioning: Versioning::Off,
+        };
+        self.buckets.iter().map(info).collect()
     }
 
     pub(super) fn bucket_info(&self, name: &str) -> Result<BucketInfo> {
-        Ok(BucketInfo { name: name.to_owned(), created: self.bucket(name)?.created })
+        Ok(BucketInfo { name: name.to_owned(), created: self.bucket(name)?.created, versioning: Versioning::Off })
     }
 
     pub(super) fn bucket(&self, name: &str) -> Result<&Bucket> {
@@ -258,7 +279,7 @@ impl State {
     ) -> Result<Option<Entry>> {
         let live = self.live(place)?;
         if place.part.is_none() {
-            check(condition, live)?;
+            condition.check(live.map(|entry| entry.info.etag.as_str()))?;
             if live.is_none() && !self.credits.contains_key(place) {
                 self.slot(1)?;
             }
@@ -286,8 +307,8 @@ impl State {
         }
     }
 
-    pub(super) fn delete(&mut self, bucket: &str, key: &str) -> Result<Option<Entry>> {
-        self.bucket(bucket)?;
+    pub(super) fn delete(&mut self, bucket: &str, key: &str, condition: &Condition) -> Result<Option<Entry>> {
+        condition.check(self.bucket(bucket)?.objects.get(key).map(|entry| entry.info.etag.as_str()))?;
         let place = Place { bucket: bucket.to_owned(), key: key.to_owned(), part: None };
         Ok(self.change(&place, |state| state.buckets.get_mut(bucket)?.objects.remove(key)))
     }
@@ -334,26 +355,36 @@ impl State {
         bucket: &str,
         key: &str,
         upload: &str,
-        parts: &[u16],
+        parts: &[PartName],
         commit: Commit,
     ) -> Result<(Arc<ObjectInfo>, Leftovers)> {
         let found = self.upload(bucket, key, upload)?;
-        check(&commit.condition, self.bucket(bucket)?.objects.get(key))?;
+        commit.condition.check(self.bucket(bucket)?.objects.get(key).map(|entry| entry.info.etag.as_str()))?;
         let mut left: BTreeMap<u16, &Entry> = found.parts.iter().map(|(&number, part)| (number, part)).collect();
         let chosen = parts
             .iter()
-            .map(|number| left.remove(number).ok_or(StoreError::NoSuchPart(*number)))
+            .map(|part| {
+                let there = left.remove(&part.number).filter(|there| there.info.etag == part.etag);
+                there.ok_or(StoreError::NoSuchPart(part.number))
+            })
             .collect::<Result<Vec<_>>>()?;
-        let sizes: Vec<u64> = chosen.iter().map(|part| part.info.size).collect();
+        let object_part = |(name, part): (&PartName, &&Entry)| ObjectPart {
+            number: name.number,
+            size: part.info.size,
+            checksums: part.info.checksums.clone(),
+        };
+        let parts: Vec<ObjectPart> = parts.iter().zip(&chosen).map(object_part).collect();
         let mut pieces = Vec::new();
         chosen.iter().for_each(|part| part.content.append_to(&mut pieces));
         let info = ObjectInfo {
-            size: sizes.iter().sum(),
+            size: parts.iter().map(|part| part.size).sum(),
             etag: commit.etag,
             modified: SystemTime::now(),
-            meta: found.info.meta.clone(),
+            meta: found.info.options.meta.clone(),
             checksums: commit.checksums,
-            parts: sizes,
+            parts,
+            tags: found.info.options.tags.clone(),
+            version: None,
         };
         let info = Arc::new(info);
         let entry = Arc::new(Stored { info: Arc::clone(&info), content: Content::new(pieces) });
@@ -361,15 +392,5 @@ impl State {
         let place = Place { bucket: bucket.to_owned(), key: key.to_owned(), part: None };
         let old = self.change(&place, |state| state.insert(&place, entry));
         Ok((info, (old, freed)))
-    }
-}
-
-/// Checks a condition against what is there. `if-match` without an object is [`StoreError::NoSuchKey`], as in S3.
-fn check(condition: &Condition, live: Option<&Entry>) -> Result<()> {
-    match (condition, live) {
-        (Condition::None, _) | (Condition::Absent, None) => Ok(()),
-        (Condition::Match(etag), Some(entry)) if *etag == entry.info.etag => Ok(()),
-        (Condition::Match(_), None) => Err(StoreError::NoSuchKey),
-        (Condition::Absent | Condition::Match(_), Some(_)) => Err(StoreError::PreconditionFailed),
     }
 }

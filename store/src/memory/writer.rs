@@ -11,7 +11,7 @@ use super::{
     content::Content,
     state::{Claim, Place, Stored},
 };
-use crate::{Commit, Metadata, ObjectInfo, ObjectWriter, Result, StoreError};
+use crate::{Commit, ObjectInfo, ObjectWriter, PutOptions, Result, StoreError};
 
 /// First chunk of an object whose size is unknown; the following ones double what is there, up to 1 MiB.
 const FIRST_CHUNK: usize = 4096;
@@ -22,9 +22,7 @@ pub(super) struct Writer {
     inner: Arc<Inner>,
     place: Place,
     claim: Claim,
-    /// Bytes that will come, where that is known.
-    size: Option<u64>,
-    meta: Metadata,
+    options: PutOptions,
     full: Vec<Bytes>,
     /// Bytes of content.
     written: u64,
@@ -38,13 +36,12 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(inner: Arc<Inner>, place: Place, claim: Claim, size: Option<u64>, meta: Metadata) -> Self {
+    pub(super) fn new(inner: Arc<Inner>, place: Place, claim: Claim, options: PutOptions) -> Self {
         Self {
             inner,
             place,
             claim,
-            size,
-            meta,
+            options,
             full: Vec::new(),
             written: 0,
             current: None,
@@ -56,7 +53,7 @@ impl Writer {
 
     /// Bytes that were announced and have not come.
     fn announced(&self) -> u64 {
-        self.size.unwrap_or(0).saturating_sub(self.written)
+        self.options.size.unwrap_or(0).saturating_sub(self.written)
     }
 
     fn take(&self, want: usize) -> Result<Chunk> {
@@ -137,9 +134,11 @@ impl ObjectWriter for Writer {
             size: self.written,
             etag: commit.etag,
             modified: SystemTime::now(),
-            meta: std::mem::take(&mut self.meta),
+            meta: std::mem::take(&mut self.options.meta),
             checksums: commit.checksums,
             parts: Vec::new(),
+            tags: std::mem::take(&mut self.options.tags),
+            version: None,
         };
         let info = Arc::new(info);
         let entry = Arc::new(Stored { info: Arc::clone(&info), content });
