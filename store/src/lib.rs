@@ -8,6 +8,7 @@
 //! object's own storage ([`ObjectWriter::buffer`]), so that a payload that comes by RDMA is copied exactly once.
 
 mod error;
+pub mod list;
 mod memory;
 mod types;
 

@@ -2,7 +2,6 @@
 
 mod arena;
 mod content;
-mod list;
 mod state;
 mod writer;
 
@@ -22,6 +21,7 @@ use self::{
 use crate::{
     BucketInfo, Commit, Condition, Deleted, ListPage, ListQuery, Object, ObjectInfo, ObjectWriter, PartInfo, PartName,
     PutOptions, Result, Store, StoreError, UploadInfo, UploadOptions, Usage,
+    list::{self, MapCursor},
 };
 
 /// Limits of a [`MemoryStore`].
@@ -161,9 +161,10 @@ impl Store for MemoryStore {
 
     async fn list(&self, bucket: &str, query: &ListQuery) -> Result<ListPage> {
         let state = self.inner.read();
-        let page = list::page(&state.bucket(bucket)?.objects.sorted, query);
-        let objects = page.objects.into_iter().map(|(key, entry)| (key.to_owned(), Arc::clone(&entry.info))).collect();
-        Ok(ListPage { objects, prefixes: page.prefixes, next: page.next })
+        let page = list::page(&mut MapCursor::new(&state.bucket(bucket)?.objects.sorted), query)?;
+        let next = page.next();
+        let objects = page.entries.into_iter().map(|(key, entry)| (key, Arc::clone(&entry.info))).collect();
+        Ok(ListPage { objects, prefixes: page.prefixes, next })
     }
 
     async fn create_upload(&self, bucket: &str, key: &str, options: UploadOptions) -> Result<String> {
