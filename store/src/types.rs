@@ -99,6 +99,9 @@ pub struct PutOptions {
     pub meta: Metadata,
     /// Tags.
     pub tags: Tags,
+    /// The condition that the commit will have, where it is known by now: a store that passes the content on as it comes
+    /// has to say it first. [`Commit::condition`] is what counts.
+    pub condition: Condition,
 }
 
 /// The object that is copied.

@@ -230,7 +230,8 @@ pub(super) async fn put(ops: &Operations, request: S3Request<PutObjectInput>) ->
     let input = request.input;
     let condition = ops.condition(&input.bucket, &input.key, &context.conditions).await?;
     let size = size(&context)?;
-    let options = PutOptions { size, meta: context.meta.clone(), ..PutOptions::default() };
+    let options =
+        PutOptions { size, meta: context.meta.clone(), condition: condition.clone(), ..PutOptions::default() };
     let writer = ops.store.put(&input.bucket, &input.key, options).await.map_err(refused)?;
     let info = receive(ops, &context, size, writer, condition).await?;
     let output = PutObjectOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
