@@ -293,7 +293,7 @@ pub struct UploadInfo {
 /// What a store holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Objects, their older versions included.
+    /// Objects, their older versions included. Delete markers are none.
     pub objects: u64,
     /// Bytes of objects and parts, including those being written as far as they exceed what they replace.
     pub bytes: u64,

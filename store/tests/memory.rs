@@ -347,8 +347,10 @@ fn uploads_are_spliced_without_copying() {
     let of_parts: Vec<_> = info.parts.iter().map(|part| (part.number, part.size)).collect();
     assert_eq!((info.size, of_parts.as_slice()), (6 * MIB + 105, &[(1, 5 * MIB), (2, MIB + 5), (7, 100)][..]));
     assert_eq!((info.etag.as_str(), &info.meta), ("whole-3", &meta));
-    assert_eq!(used(&store), (1, 6 * MIB + 205, 0), "the object and the two writers that come too late");
+    assert_eq!(used(&store), (1, 6 * MIB + 105, 0), "the writers that come too late have no claim");
+    assert!(matches!(now(late.buffer(1)), Err(StoreError::NoSuchUpload)));
     assert!(matches!(now(late.commit(commit("e"))), Err(StoreError::NoSuchUpload)));
+    assert!(matches!(now(again.buffer(1)), Err(StoreError::NoSuchUpload)));
     drop(again);
     assert_eq!(used(&store), (1, 6 * MIB + 105, 0));
     let whole = read(&now(store.get("b", "k", None)).unwrap(), 0..u64::MAX).concat();
@@ -375,6 +377,43 @@ fn a_part_is_replaced_within_its_room_and_an_aborted_upload_gives_everything_bac
     now(store.abort_upload("b", "k", &upload)).unwrap();
     assert_eq!(used(&store), (0, 0, 0));
     assert!(matches!(now(store.abort_upload("b", "k", &upload)), Err(StoreError::NoSuchUpload)));
+}
+
+#[test]
+fn a_writer_that_outlives_its_upload_has_no_claim() {
+    // With its claim, the object that the upload becomes would not fit.
+    let store = store(100, 10);
+    let upload = now(store.create_upload("b", "k", UploadOptions::default())).unwrap();
+    let part = |number, size| now(store.put_part("b", "k", &upload, number, size)).unwrap();
+    let mut writer = part(1, Some(60));
+    write(&mut *writer, &[1; 60]).unwrap();
+    now(writer.commit(commit("p1"))).unwrap();
+    let mut same = part(1, Some(100));
+    write(&mut *same, &[2; 10]).unwrap();
+    assert_eq!(used(&store), (0, 100, 1), "the longer of the part and its writer");
+    let names = [PartName { number: 1, etag: "p1".into() }];
+    now(store.complete_upload("b", "k", &upload, &names, commit("e"))).unwrap();
+    assert_eq!(used(&store), (1, 60, 0));
+    // Neither its announced bytes nor more of them.
+    assert!(matches!(now(same.buffer(10)), Err(StoreError::NoSuchUpload)));
+    assert!(matches!(now(same.buffer(10)), Err(StoreError::NoSuchUpload)));
+    drop(same);
+    assert_eq!(used(&store), (1, 60, 0));
+
+    // Writers without the credit of their part, and of unknown size, when it is aborted.
+    let upload = now(store.create_upload("b", "k", UploadOptions::default())).unwrap();
+    let part = |number, size| now(store.put_part("b", "k", &upload, number, size)).unwrap();
+    let (first, mut second, mut third) = (part(1, Some(20)), part(1, Some(10)), part(2, None));
+    write(&mut *third, &[3; 10]).unwrap();
+    assert_eq!(used(&store), (1, 100, 1));
+    now(store.abort_upload("b", "k", &upload)).unwrap();
+    assert_eq!(used(&store), (1, 60, 0));
+    assert!(matches!(now(third.buffer(1)), Err(StoreError::NoSuchUpload)));
+    assert!(matches!(now(second.buffer(1)), Err(StoreError::NoSuchUpload)));
+    assert!(matches!(now(second.commit(commit("e"))), Err(StoreError::NoSuchUpload)));
+    drop((first, third));
+    assert_eq!(used(&store), (1, 60, 0));
+    assert_eq!(put(&store, "m", &[4; 40], true).size, 40);
 }
 
 #[test]

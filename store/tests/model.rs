@@ -242,6 +242,7 @@ impl Model {
         let charge = if writer.credited { self.live_len(&place).max(writer.claim) } else { writer.claim };
         // The most that this writer's claim can be.
         let most = CAPACITY - (total - charge);
+        let gone = place.1.as_ref().is_some_and(|part| !self.uploads.contains_key(&(place.0.clone(), part.0.clone())));
         let writer = &mut self.writers[at];
         let announced = writer.size.unwrap_or(0).saturating_sub(written);
         let buffer = match now(writer.real.buffer(want)) {
@@ -250,8 +251,10 @@ impl Model {
                 assert!(announced == 0 && written == most, "{written} of {most}");
                 return false;
             }
+            Err(StoreError::NoSuchUpload) if gone => return false,
             Err(error) => panic!("{error}"),
         };
+        assert!(!gone);
         let len = buffer.len() as u64;
         assert!((1..=want.min(1 << 20) as u64).contains(&len));
         if announced > 0 {
@@ -299,6 +302,15 @@ impl Model {
             }
             (Err(error), Some(refusal)) => assert_eq!(error.to_string(), refusal),
             (result, refusal) => panic!("{result:?} {refusal:?}"),
+        }
+    }
+
+    /// The writers of parts of an upload that has ended have no claim any more.
+    fn ended(&mut self, id: &(String, String)) {
+        for writer in &mut self.writers {
+            if writer.place.0 == id.0 && writer.place.1.as_ref().is_some_and(|part| part.0 == id.1) {
+                (writer.claim, writer.credited) = (0, false);
+            }
         }
     }
 
@@ -385,6 +397,7 @@ impl Model {
             Op::Abort { upload } => {
                 if let Some(id) = self.upload(&upload) {
                     self.uploads.remove(&id);
+                    self.ended(&id);
                     now(store.abort_upload("b", &id.0, &id.1)).unwrap();
                 }
             }
@@ -407,6 +420,7 @@ impl Model {
             Ok(info) => {
                 assert!(refusal.is_none() && missing.is_none());
                 let there = self.uploads.remove(id).unwrap();
+                self.ended(id);
                 let content: Vec<u8> = parts.iter().flat_map(|number| there[number].content.clone()).collect();
                 let parts = parts.iter().map(|number| there[number].content.len() as u64).collect();
                 assert_eq!((info.size, &info.etag), (content.len() as u64, &etag));

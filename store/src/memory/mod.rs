@@ -2,14 +2,11 @@
 
 mod arena;
 mod content;
+mod objects;
 mod state;
 mod writer;
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicU64, atomic::Ordering},
-    time::SystemTime,
-};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use async_trait::async_trait;
 
@@ -20,7 +17,8 @@ use self::{
 };
 use crate::{
     BucketInfo, Commit, Condition, Deleted, ListPage, ListQuery, Object, ObjectInfo, ObjectWriter, PartInfo, PartName,
-    PutOptions, Result, Store, StoreError, UploadInfo, UploadOptions, Usage,
+    PutOptions, Result, Source, Store, StoreError, Tags, UploadInfo, UploadOptions, Usage, VersionPage, VersionQuery,
+    Versioning,
     list::{self, MapCursor},
 };
 
@@ -38,11 +36,13 @@ pub struct MemoryConfig {
 /// **Room.** A writer takes room when it starts if the size is known, else as it goes, and gives everything back when
 /// dropped. What replaces an object (or part) needs room only for the difference: the key is charged for the longer of
 /// the two until the writer ends. Of several writers of one key only the first is credited like that, so that neither
-/// the accounts nor the memory behind them can grow without bound; [`Usage::bytes`] never exceeds the capacity. Readers
-/// keep the memory of what they read, also after it was replaced; that is not counted.
+/// the accounts nor the memory behind them can grow without bound; [`Usage::bytes`] never exceeds the capacity. What
+/// makes a new version needs room for all of it, and a copy is charged like its source, although they share memory.
+/// Readers keep the memory of what they read, also after it was replaced; that is not counted. An upload that ends takes
+/// the room of those who still write parts of it: their next call fails.
 ///
-/// **Slots.** Every object, every upload in progress and every new key being written takes one of
-/// [`MemoryConfig::objects`].
+/// **Slots.** Every version of an object, every delete marker, every upload in progress, and every new key and version
+/// being written takes one of [`MemoryConfig::objects`].
 ///
 /// **Memory.** Contents are kept in chunks of at most 1 MiB without slack. Freed chunks are reused; at most 64 MiB
 /// wait for that, and what was not needed for a second or two goes back to the system, by a thread that otherwise
@@ -56,9 +56,6 @@ pub struct MemoryStore {
 struct Inner {
     state: RwLock<State>,
     arena: Arc<Arena>,
-    /// Makes upload ids that cannot be guessed.
-    ids: RandomState,
-    next_id: AtomicU64,
 }
 
 impl Inner {
@@ -82,19 +79,12 @@ impl MemoryStore {
     /// An empty store.
     #[must_use]
     pub fn new(config: MemoryConfig) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                state: RwLock::new(State::new(config)),
-                arena: Arena::new(),
-                ids: RandomState::new(),
-                next_id: AtomicU64::new(0),
-            }),
-        }
+        Self { inner: Arc::new(Inner { state: RwLock::new(State::new(config)), arena: Arena::new() }) }
     }
 
-    /// Makes a bucket. Returns whether it is new; one that is there stays as it is.
+    /// Makes a bucket. Returns whether it is new: one that is there stays as it is, and there are at most 1,000.
     pub fn create_bucket(&self, name: &str) -> bool {
-        self.inner.write().create_bucket(name)
+        self.inner.write().create_bucket(name).unwrap_or(false)
     }
 
     /// Bytes of freed chunks that are kept for reuse.
@@ -109,14 +99,6 @@ impl MemoryStore {
     }
 }
 
-/// There are no versions: only the one that S3 calls `null` may be named.
-fn only_null(version: Option<&str>) -> Result<()> {
-    match version {
-        None | Some("null") => Ok(()),
-        Some(_) => Err(StoreError::NoSuchVersion),
-    }
-}
-
 #[async_trait]
 impl Store for MemoryStore {
     async fn list_buckets(&self) -> Result<Vec<BucketInfo>> {
@@ -128,22 +110,34 @@ impl Store for MemoryStore {
     }
 
     async fn create_bucket(&self, bucket: &str) -> Result<bool> {
-        Ok(self.inner.write().create_bucket(bucket))
+        self.inner.write().create_bucket(bucket)
     }
 
     async fn delete_bucket(&self, bucket: &str) -> Result<()> {
-        self.inner.write().delete_bucket(bucket)
+        let _freed = self.inner.write().delete_bucket(bucket)?;
+        Ok(())
+    }
+
+    async fn set_versioning(&self, bucket: &str, versioning: Versioning) -> Result<()> {
+        self.inner.write().set_versioning(bucket, versioning)
+    }
+
+    async fn bucket_tags(&self, bucket: &str) -> Result<Tags> {
+        Ok(self.inner.read().bucket(bucket)?.tags.clone())
+    }
+
+    async fn set_bucket_tags(&self, bucket: &str, tags: Tags) -> Result<()> {
+        self.inner.write().bucket_mut(bucket)?.tags = tags;
+        Ok(())
     }
 
     async fn head(&self, bucket: &str, key: &str, version: Option<&str>) -> Result<Arc<ObjectInfo>> {
-        only_null(version)?;
-        Ok(Arc::clone(&self.inner.read().object(bucket, key)?.info))
+        Ok(Arc::clone(&self.inner.read().object(bucket, key, version)?.info))
     }
 
     async fn get(&self, bucket: &str, key: &str, version: Option<&str>) -> Result<Object> {
-        only_null(version)?;
         let state = self.inner.read();
-        let entry = state.object(bucket, key)?;
+        let entry = state.object(bucket, key, version)?;
         Ok(Object { info: Arc::clone(&entry.info), data: Arc::clone(entry) as _ })
     }
 
@@ -153,10 +147,27 @@ impl Store for MemoryStore {
     }
 
     async fn delete(&self, bucket: &str, key: &str, version: Option<&str>, condition: Condition) -> Result<Deleted> {
-        only_null(version)?;
         // Freed without the lock.
-        let old = self.inner.write().delete(bucket, key, &condition)?;
-        Ok(Deleted { existed: old.is_some(), ..Deleted::default() })
+        let (deleted, _old) = self.inner.write().delete(bucket, key, version, &condition)?;
+        Ok(deleted)
+    }
+
+    async fn copy(
+        &self,
+        source: &Source,
+        bucket: &str,
+        key: &str,
+        options: &PutOptions,
+        commit: &Commit,
+    ) -> Result<Option<Arc<ObjectInfo>>> {
+        let place = Place { bucket: bucket.into(), key: key.into(), part: None };
+        // What it replaces is freed without the lock.
+        let (info, _old) = self.inner.write().copy(source, &place, options, commit)?;
+        Ok(Some(info))
+    }
+
+    async fn set_tags(&self, bucket: &str, key: &str, version: Option<&str>, tags: Tags) -> Result<Arc<ObjectInfo>> {
+        self.inner.write().set_tags(bucket, key, version, tags)
     }
 
     async fn list(&self, bucket: &str, query: &ListQuery) -> Result<ListPage> {
@@ -167,12 +178,13 @@ impl Store for MemoryStore {
         Ok(ListPage { objects, prefixes: page.prefixes, next })
     }
 
+    async fn list_versions(&self, bucket: &str, query: &VersionQuery) -> Result<VersionPage> {
+        let state = self.inner.read();
+        list::version_page(&mut state.bucket(bucket)?.objects.versions(), query)
+    }
+
     async fn create_upload(&self, bucket: &str, key: &str, options: UploadOptions) -> Result<String> {
-        let serial = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
-        let id = format!("{:016x}{serial:016x}", self.inner.ids.hash_one(serial));
-        let upload = UploadInfo { upload: id.clone(), key: key.into(), started: SystemTime::now(), options };
-        self.inner.write().create_upload(bucket, upload)?;
-        Ok(id)
+        self.inner.write().create_upload(bucket, key, options)
     }
 
     async fn head_upload(&self, bucket: &str, key: &str, upload: &str) -> Result<UploadInfo> {

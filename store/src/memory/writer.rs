@@ -9,7 +9,7 @@ use super::{
     Inner,
     arena::{Chunk, MAX_CHUNK},
     content::Content,
-    state::{Claim, Place, Stored},
+    state::{Claim, NewObject, Place},
 };
 use crate::{Commit, ObjectInfo, ObjectWriter, PutOptions, Result, StoreError};
 
@@ -88,6 +88,13 @@ impl Writer {
 impl ObjectWriter for Writer {
     async fn buffer(&mut self, want: usize) -> Result<&mut [u8]> {
         self.lent = 0;
+        if let Err(error) = self.claim.check() {
+            // Nobody is charged for what it holds.
+            self.full.clear();
+            self.current = None;
+            self.filled = 0;
+            return Err(error);
+        }
         if self.current.is_none() {
             let grown = usize::try_from(self.written).unwrap_or(usize::MAX).max(want).clamp(FIRST_CHUNK, MAX_CHUNK);
             let len = match self.announced() {
@@ -140,10 +147,9 @@ impl ObjectWriter for Writer {
             tags: std::mem::take(&mut self.options.tags),
             version: None,
         };
-        let info = Arc::new(info);
-        let entry = Arc::new(Stored { info: Arc::clone(&info), content });
+        let object = NewObject { info, content };
         // What it replaces is freed without the lock.
-        let _old = self.inner.write().commit(&self.place, &self.claim, &commit.condition, entry)?;
+        let (info, _old) = self.inner.write().commit(&self.place, &self.claim, &commit.condition, object)?;
         self.committed = true;
         Ok(info)
     }
