@@ -50,7 +50,7 @@ mod turn;
 use std::{
     collections::hash_map::RandomState,
     convert::Infallible,
-    future::{Future, poll_fn},
+    future::{Future, pending, poll_fn},
     hash::{BuildHasher, Hasher},
     pin::pin,
     sync::{
@@ -81,7 +81,7 @@ pub use response::{ResponseBody, ResponseBodyError};
 use crate::{
     ops::Operations,
     payload::Payload,
-    phase::{Listener, Serving},
+    phase::Listener,
     rdma::{Exchange, Rdma},
     request::Surroundings,
     response::Response,
@@ -218,7 +218,8 @@ impl S3Service {
         &self.inner.metrics
     }
 
-    /// Serves HTTP/1.1 on `io` until either side ends the connection. The future needs no runtime and is not `Send`.
+    /// Serves HTTP/1.1 on `io` until either side ends the connection. The future needs no runtime, and is `Send` where `io`
+    /// is.
     ///
     /// Errors: the connection broke, or what came is no HTTP. A peer that closes between requests is no error. Requests
     /// that are refused are answered, and no error here.
@@ -237,6 +238,22 @@ impl S3Service {
         I: Read + Write + Unpin + 'static,
         F: Fn(Phase) + 'static,
     {
+        self.serve_until(io, on, pending())
+    }
+
+    /// Like [`S3Service::serve_with`]; once `stop` is there, the connection ends with the answer to the request that is being
+    /// served, or at once if there is none.
+    pub fn serve_until<I, F, S>(
+        &self,
+        io: I,
+        on: F,
+        stop: S,
+    ) -> impl Future<Output = Result<(), hyper::Error>> + use<I, F, S>
+    where
+        I: Read + Write + Unpin + 'static,
+        F: Fn(Phase) + 'static,
+        S: Future<Output = ()>,
+    {
         let inner = Arc::clone(&self.inner);
         async move {
             let open = inner.metrics.connection();
@@ -253,9 +270,13 @@ impl S3Service {
                 .max_header_size(MAX_HEAD)
                 .max_buf_size(MAX_BUFFER)
                 .serve_connection(io, service);
-            let mut connection = pin!(connection);
+            let (mut connection, mut stop, mut stopping) = (pin!(connection), pin!(stop), false);
             poll_fn(|cx| {
                 turn.begin();
+                if !stopping && stop.as_mut().poll(cx).is_ready() {
+                    stopping = true;
+                    connection.as_mut().graceful_shutdown();
+                }
                 connection.as_mut().poll(cx)
             })
             .await
@@ -265,7 +286,7 @@ impl S3Service {
 
 impl Inner {
     /// Answers one request.
-    async fn answer(&self, request: Request<Incoming>, turn: Turn, connection: u64, serving: Serving) -> Response {
+    async fn answer<G>(&self, request: Request<Incoming>, turn: Turn, connection: u64, serving: G) -> Response<G> {
         self.metrics.request();
         let id = self.next_id();
         let (parts, body) = request.into_parts();

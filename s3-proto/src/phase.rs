@@ -1,6 +1,6 @@
 //! Telling the owner of a connection where its requests are.
 
-use std::{fmt, rc::Rc};
+use std::{fmt, sync::Arc};
 
 /// Where a request is. Phases of one connection alternate: hyper serves one request at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,32 +12,31 @@ pub enum Phase {
     Finished,
 }
 
-/// Hears of the phases of a connection.
-#[derive(Clone)]
-pub(crate) struct Listener(Rc<dyn Fn(Phase)>);
+/// Hears of the phases of a connection. Its type is kept, so that a connection can move between threads where what listens can.
+pub(crate) struct Listener<F>(Arc<F>);
 
-impl Listener {
-    pub(crate) fn new(on: impl Fn(Phase) + 'static) -> Self {
-        Self(Rc::new(on))
+impl<F: Fn(Phase)> Listener<F> {
+    pub(crate) fn new(on: F) -> Self {
+        Self(Arc::new(on))
     }
 
     /// Says that a request is being served for as long as the returned guard lives.
-    pub(crate) fn start(&self) -> Serving {
+    pub(crate) fn start(&self) -> Serving<F> {
         (self.0)(Phase::Started);
-        Serving(self.clone())
+        Serving(Arc::clone(&self.0))
     }
 }
 
 /// A request that is being served.
-pub(crate) struct Serving(Listener);
+pub(crate) struct Serving<F: Fn(Phase)>(Arc<F>);
 
-impl Drop for Serving {
+impl<F: Fn(Phase)> Drop for Serving<F> {
     fn drop(&mut self) {
-        (self.0.0)(Phase::Finished);
+        (self.0)(Phase::Finished);
     }
 }
 
-impl fmt::Debug for Serving {
+impl<F: Fn(Phase)> fmt::Debug for Serving<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Serving").finish_non_exhaustive()
     }

@@ -11,18 +11,18 @@ use http::{HeaderValue, Method, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use s3s::{Body, HttpResponse, S3Error};
 
-use crate::{Metrics, error, phase::Serving};
+use crate::{Metrics, error};
 
-/// An answer on its way out.
-pub(crate) type Response = http::Response<ResponseBody>;
+/// An answer on its way out, with what is to be told when it has gone.
+pub(crate) type Response<G> = http::Response<ResponseBody<G>>;
 
 /// The body of an answer, which counts what it hands out.
 #[derive(Debug)]
-pub struct ResponseBody {
+pub struct ResponseBody<G> {
     body: Body,
     metrics: Arc<Metrics>,
     /// hyper drops a body when it has taken the last of it.
-    _serving: Serving,
+    _serving: G,
 }
 
 /// The content could not be read to its end; the connection breaks, so that the client sees it.
@@ -30,7 +30,7 @@ pub struct ResponseBody {
 #[error("the content ends early: {0}")]
 pub struct ResponseBodyError(Box<dyn std::error::Error + Send + Sync>);
 
-impl http_body::Body for ResponseBody {
+impl<G: Unpin> http_body::Body for ResponseBody<G> {
     type Data = Bytes;
     type Error = ResponseBodyError;
 
@@ -57,15 +57,15 @@ impl http_body::Body for ResponseBody {
 }
 
 /// Makes an answer out of what the operation gave.
-pub(crate) fn finish(
+pub(crate) fn finish<G>(
     answer: Result<HttpResponse, S3Error>,
     method: &Method,
     resource: &str,
     id: u64,
     server: Option<&HeaderValue>,
     metrics: &Arc<Metrics>,
-    serving: Serving,
-) -> Response {
+    serving: G,
+) -> Response<G> {
     let internal = || {
         let mut response = HttpResponse::new(Body::empty());
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
@@ -103,7 +103,7 @@ pub(crate) fn finish(
 }
 
 /// Says that the connection ends with this answer. hyper ends it by itself, but does not say so.
-pub(crate) fn close(response: &mut Response) {
+pub(crate) fn close<G>(response: &mut Response<G>) {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 
 use crate::{
     control::{self, Refused, Request, S3, Status},
-    options::{Command, Options},
+    options::{LinkState, Options},
     recent::Line,
 };
 
@@ -21,25 +21,25 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 const MAX_ANSWER: u64 = 1 << 20;
 
-/// Does what the command says, and prints on standard output.
-pub fn run(options: &Options, command: Command) -> anyhow::Result<()> {
+/// `ernic status`: prints on standard output how the server is.
+pub fn status(options: &Options, json: bool) -> anyhow::Result<()> {
     let socket = options.absolute_socket();
-    let text = match command {
-        Command::Status { json } => {
-            let answer = ask(&socket, Request::Status)?;
-            let status: Status = serde_json::from_str(&answer).with_context(|| unknown(&socket))?;
-            if json {
-                answer
-            } else {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                report(&status, now)
-            }
-        }
-        Command::Link { state } => {
-            ask(&socket, Request::Link(state))?;
-            format!("link {}\n", state.name())
-        }
-    };
+    let answer = ask(&socket, Request::Status)?;
+    let status: Status = serde_json::from_str(&answer).with_context(|| unknown(&socket))?;
+    if json {
+        return print(&answer);
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    print(&report(&status, now))
+}
+
+/// `ernic link`: plugs in or pulls the guest's cable, and says so on standard output.
+pub fn link(options: &Options, state: LinkState) -> anyhow::Result<()> {
+    ask(&options.absolute_socket(), Request::Link(state))?;
+    print(&format!("link {}\n", state.name()))
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         // A reader that has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

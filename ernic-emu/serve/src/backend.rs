@@ -1,12 +1,13 @@
 //! `-b/--backend`: what answers on the other end of the wire.
 
-use std::{fmt, net::Ipv4Addr, str::FromStr};
+use std::{fmt, net::Ipv4Addr, path::PathBuf, str::FromStr};
 
 use s3_proto::{Etag, RESERVED_BUCKETS};
 
 use crate::{
     mac::Mac,
     size::{SizeError, parse_size},
+    values::{self, Item, SyntaxError},
 };
 
 /// Most object slots: 2²⁴. A slot costs memory only once it is used.
@@ -40,6 +41,59 @@ pub struct S3Options {
     pub dhcp: bool,
     /// What ETags are made of.
     pub etag: Etag,
+    /// Where the objects are.
+    pub store: StoreKind,
+    /// What a write has survived when it is answered.
+    pub durability: Durability,
+}
+
+/// Where the objects are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreKind {
+    /// `memory`: in this process, gone with it.
+    Memory,
+    /// `disk:PATH`: in a folder of this machine, in a form of the server's own.
+    Disk(PathBuf),
+    /// `dir:PATH`: the files of a folder, as they are.
+    Dir(PathBuf),
+    /// `remote:URL`: in another store, which this one is a front of.
+    Remote(String),
+}
+
+impl FromStr for StoreKind {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        match text.split_once(':') {
+            None if text == "memory" => Ok(Self::Memory),
+            Some((_, "")) => Err("a path or URL is missing behind the colon"),
+            Some(("disk", path)) => Ok(Self::Disk(path.into())),
+            Some(("dir", path)) => Ok(Self::Dir(path.into())),
+            Some(("remote", url)) => Ok(Self::Remote(url.to_owned())),
+            _ => Err("use memory, disk:PATH, dir:PATH or remote:URL"),
+        }
+    }
+}
+
+/// As the option has it.
+impl fmt::Display for StoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Disk(path) => write!(f, "disk:{}", path.display()),
+            Self::Dir(path) => write!(f, "dir:{}", path.display()),
+            Self::Remote(url) => write!(f, "remote:{url}"),
+        }
+    }
+}
+
+/// What a write has survived when it is answered, in stores that outlive the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// `full`: the loss of power.
+    Full,
+    /// `os`: the end of this process; it is the operating system's to write it down.
+    Os,
 }
 
 impl Default for S3Options {
@@ -53,6 +107,8 @@ impl Default for S3Options {
             maxpart: 256 << 20,
             dhcp: true,
             etag: Etag::Md5,
+            store: StoreKind::Memory,
+            durability: Durability::Full,
         }
     }
 }
@@ -66,9 +122,15 @@ pub enum BackendError {
     /// `none` with options.
     #[error("none backend: takes no options, got '{0}'")]
     NoneTakesNone(String),
-    /// Two commas in a row, one at an end, or nothing behind `s3:`.
-    #[error("s3 backend: empty option in '{0}'")]
-    Empty(String),
+    /// No list of options.
+    #[error("s3 backend: {0}")]
+    Syntax(#[from] SyntaxError),
+    /// `none` with `serve`.
+    #[error("--backend: bad backend '{0}': 'serve' needs s3")]
+    NotServed(String),
+    /// An option of the NIC's wire with `serve`.
+    #[error("s3 backend: option '{0}' is about the guest's network; 'serve' has --listen instead")]
+    NotOfServe(&'static str),
     /// No `=`.
     #[error("s3 backend: option '{0}' has no value; write {0}=…")]
     NoValue(String),
@@ -118,7 +180,37 @@ impl FromStr for Backend {
 
 impl S3Options {
     /// The keys that `s3:` takes.
-    pub const KEYS: [&'static str; 8] = ["bucket", "size", "objects", "ip", "port", "maxpart", "dhcp", "etag"];
+    pub const KEYS: [&'static str; 10] =
+        ["bucket", "size", "objects", "ip", "port", "maxpart", "dhcp", "etag", "store", "durability"];
+    /// Those of them that are about the guest's network.
+    const OF_THE_WIRE: [&'static str; 3] = ["ip", "port", "dhcp"];
+
+    /// The defaults of `ernic serve`: room for what is not one guest's.
+    #[must_use]
+    pub fn of_serve() -> Self {
+        Self { size: 4 << 30, objects: 1_000_000, ..Self::default() }
+    }
+
+    /// Reads the backend of `ernic serve`: `s3`, or `s3:` and options.
+    ///
+    /// # Errors
+    ///
+    /// See [`BackendError`].
+    pub fn serve(text: &str) -> Result<Self, BackendError> {
+        let options = match text.split_once(':') {
+            None if text == "s3" => return Ok(Self::of_serve()),
+            Some(("s3", options)) => options,
+            _ if text == "none" => return Err(BackendError::NotServed(text.to_owned())),
+            _ => return Err(BackendError::Unknown(text.to_owned())),
+        };
+        let mut read = Self::of_serve();
+        for key in read.take(options)? {
+            if Self::OF_THE_WIRE.contains(&key) {
+                return Err(BackendError::NotOfServe(key));
+            }
+        }
+        Ok(read)
+    }
 
     /// The endpoint's Ethernet address.
     #[must_use]
@@ -158,10 +250,35 @@ impl S3Options {
                     _ => return Err(rule("use on or off")),
                 };
             }
+            "store" => self.store = value.parse().map_err(rule)?,
+            "durability" => {
+                self.durability = match value {
+                    "full" => Durability::Full,
+                    "os" => Durability::Os,
+                    _ => return Err(rule("use full or os")),
+                };
+            }
             "etag" => self.etag = value.parse().map_err(|_| rule("use md5 or crc64nvme"))?,
             _ => return Err(BackendError::UnknownKey(key.to_owned())),
         }
         Ok(())
+    }
+
+    /// Takes `key=value,…` over, each key at most once, in any order. Returns the keys.
+    fn take(&mut self, text: &str) -> Result<Vec<&'static str>, BackendError> {
+        let mut seen = Vec::new();
+        for Item { written, key, value } in values::items(text)? {
+            let Some(known) = Self::KEYS.into_iter().find(|known| *known == key) else {
+                return Err(BackendError::UnknownKey(key.to_owned()));
+            };
+            let value = value.ok_or_else(|| BackendError::NoValue(key.to_owned()))?;
+            if seen.contains(&known) {
+                return Err(BackendError::Duplicate(key.to_owned(), written.to_owned()));
+            }
+            seen.push(known);
+            self.set(known, &value)?;
+        }
+        Ok(seen)
     }
 }
 
@@ -171,23 +288,7 @@ impl FromStr for S3Options {
     /// Reads `key=value,…`, each key at most once, in any order.
     fn from_str(text: &str) -> Result<Self, BackendError> {
         let mut options = Self::default();
-        let mut seen = [false; Self::KEYS.len()];
-        for item in text.split(',') {
-            if item.is_empty() {
-                return Err(BackendError::Empty(text.to_owned()));
-            }
-            let (key, value) = item.split_once('=').unwrap_or((item, ""));
-            let Some((known, seen)) = Self::KEYS.iter().zip(&mut seen).find(|(known, _)| **known == key) else {
-                return Err(BackendError::UnknownKey(key.to_owned()));
-            };
-            if !item.contains('=') {
-                return Err(BackendError::NoValue(key.to_owned()));
-            }
-            if std::mem::replace(seen, true) {
-                return Err(BackendError::Duplicate(key.to_owned(), item.to_owned()));
-            }
-            options.set(known, value)?;
-        }
+        options.take(text)?;
         Ok(options)
     }
 }
@@ -263,8 +364,8 @@ mod tests {
 
     #[test]
     fn every_key() {
-        let text =
-            "s3:bucket=my.bucket-1,size=1G,objects=16777216,ip=10.0.0.5,port=8080,maxpart=5GiB,dhcp=off,etag=crc64nvme";
+        let text = "s3:bucket=my.bucket-1,size=1G,objects=16777216,ip=10.0.0.5,port=8080,maxpart=5GiB,dhcp=off,etag=crc64nvme,\
+             store=disk:\"/a,b\",durability=os";
         let expected = S3Options {
             bucket: "my.bucket-1".to_owned(),
             size: 1 << 30,
@@ -274,9 +375,50 @@ mod tests {
             maxpart: 5 << 30,
             dhcp: false,
             etag: Etag::Crc64Nvme,
+            store: StoreKind::Disk("/a,b".into()),
+            durability: Durability::Os,
         };
         assert_eq!(text.parse(), Ok(Backend::S3(expected)));
-        assert_eq!("s3:dhcp=on,etag=md5".parse(), Ok(Backend::S3(S3Options::default())));
+        assert_eq!("s3:dhcp=on,etag=md5,store=memory,durability=full".parse(), Ok(Backend::S3(S3Options::default())));
+    }
+
+    #[test]
+    fn stores() {
+        for (text, store) in [
+            ("memory", StoreKind::Memory),
+            ("disk:/var/lib/ernic", StoreKind::Disk("/var/lib/ernic".into())),
+            ("dir:.", StoreKind::Dir(".".into())),
+            (
+                "remote:https://host:9000/bucket?region=x",
+                StoreKind::Remote("https://host:9000/bucket?region=x".to_owned()),
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(store.clone()), "{text}");
+            assert_eq!(store.to_string(), text);
+            let options = S3Options::serve(&format!("s3:store={text}")).unwrap();
+            assert_eq!((options.store, options.size, options.objects), (store, 4 << 30, 1_000_000));
+        }
+    }
+
+    #[test]
+    fn serve_takes_no_wire() {
+        assert_eq!(S3Options::serve("s3"), Ok(S3Options::of_serve()));
+        assert_eq!(
+            S3Options::serve("s3:size=1M").map(|options| (options.size, options.objects)),
+            Ok((1 << 20, 1_000_000))
+        );
+        for (text, expected) in [
+            ("none", "--backend: bad backend 'none': 'serve' needs s3"),
+            ("tape", "--backend: unknown backend 'tape': use none or s3"),
+            ("s3:", "s3 backend: empty option in ''"),
+            ("s3:port=80", "s3 backend: option 'port' is about the guest's network; 'serve' has --listen instead"),
+            (
+                "s3:size=1M,ip=10.0.0.1",
+                "s3 backend: option 'ip' is about the guest's network; 'serve' has --listen instead",
+            ),
+        ] {
+            assert_eq!(S3Options::serve(text).map_err(|error| error.to_string()), Err(expected.to_owned()), "{text}");
+        }
     }
 
     #[test]
@@ -310,12 +452,18 @@ mod tests {
             ("s3:size", "s3 backend: option 'size' has no value; write size=…"),
             (
                 "s3:colour=red",
-                "s3 backend: unknown option 'colour': known are bucket, size, objects, ip, port, maxpart, dhcp, etag",
+                "s3 backend: unknown option 'colour': known are bucket, size, objects, ip, port, maxpart, dhcp, etag, store, \
+                 durability",
             ),
             (
                 "s3:SIZE=1M",
-                "s3 backend: unknown option 'SIZE': known are bucket, size, objects, ip, port, maxpart, dhcp, etag",
+                "s3 backend: unknown option 'SIZE': known are bucket, size, objects, ip, port, maxpart, dhcp, etag, store, \
+                 durability",
             ),
+            ("s3:store=tape", "s3 backend: bad store 'tape': use memory, disk:PATH, dir:PATH or remote:URL"),
+            ("s3:store=disk:", "s3 backend: bad store 'disk:': a path or URL is missing behind the colon"),
+            ("s3:durability=none", "s3 backend: bad durability 'none': use full or os"),
+            ("s3:store=\"disk:/a", "s3 backend: the quote in '\"disk:/a' does not end"),
             ("s3:size=1M,size=1M", "s3 backend: option 'size' given twice, the second time as 'size=1M'"),
             ("none:x", "none backend: takes no options, got 'x'"),
             ("nvmeof", "--backend: unknown backend 'nvmeof': use none or s3"),
@@ -332,7 +480,7 @@ mod tests {
         /// Whatever comes, an answer that keeps to the rules.
         #[test]
         fn accepted_options_keep_the_rules(
-            items in prop::collection::vec(("bucket|size|objects|ip|port|maxpart|dhcp|etag|x", "md5|minio|[a-z0-9.=-]{0,12}"), 0..4),
+            items in prop::collection::vec(("bucket|size|objects|ip|port|maxpart|dhcp|etag|store|durability|x", "md5|minio|[a-z0-9.=-]{0,12}"), 0..4),
         ) {
             let text = items.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
             match text.parse::<S3Options>() {

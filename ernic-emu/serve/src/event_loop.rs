@@ -1,6 +1,7 @@
 //! The one thread: it waits for the transport, the wire and signals, and gives the device its turns.
 
 use std::{
+    fmt,
     os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
@@ -13,7 +14,7 @@ use ernic_emu::{
     rdma::NicMemory,
     vfio::{ConnError, Connection, Listener, Refusal},
 };
-use ernic_store::{MemoryConfig, MemoryStore, Store};
+use ernic_store::Store;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     io::Errno,
@@ -30,6 +31,7 @@ use crate::{
     options::{LinkState, Options},
     recent::Recent,
     signals::Signals,
+    stores,
     wire::Wire,
 };
 
@@ -66,11 +68,16 @@ pub struct Server {
 }
 
 /// What is to be told of the S3 service.
-#[derive(Debug)]
 struct S3 {
-    store: Arc<MemoryStore>,
+    store: Arc<dyn Store>,
     service: S3Service,
     counters: counters::Shared,
+}
+
+impl fmt::Debug for S3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3").field("usage", &self.store.usage()).field("service", &self.service).finish_non_exhaustive()
+    }
 }
 
 impl Server {
@@ -116,14 +123,12 @@ impl Server {
 
     /// Puts the store and its endpoint on the wire. What tokens name are rows of the NIC's own table.
     fn serve_s3(&mut self, s3: &S3Options) -> anyhow::Result<()> {
-        let store = MemoryStore::new(MemoryConfig { capacity: s3.size, objects: s3.objects });
-        store.create_bucket(&s3.bucket);
-        let store = Arc::new(store);
+        let store = stores::open_blocking(s3)?;
         let memory = NicMemory::new(self.device.regions().clone(), self.mem.clone());
         let rdma = RdmaConfig { endpoint: s3.ip, impairment: self.impairment() };
         let config = S3Config { max_part: s3.maxpart, etag: s3.etag, ..S3Config::default() };
         let counters = counters::Shared::default();
-        let service = S3Service::builder(Arc::<MemoryStore>::clone(&store), config)
+        let service = S3Service::builder(Arc::clone(&store), config)
             .with_remote(Arc::new(memory), rdma)
             .with_collector(counters.clone())
             .build();

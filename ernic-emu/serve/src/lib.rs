@@ -8,6 +8,7 @@ pub mod cable;
 pub mod control;
 pub mod counters;
 pub mod event_loop;
+pub mod host;
 pub mod logging;
 pub mod mac;
 pub mod options;
@@ -16,14 +17,16 @@ pub mod recent;
 pub mod signals;
 pub mod size;
 pub mod startup;
+pub mod stores;
 pub mod tap;
+pub mod values;
 pub mod wire;
 
 use anyhow::Context;
 use control::Control;
 use ernic_emu::vfio::Listener;
 use event_loop::Server;
-use options::Options;
+use options::{Command, Options};
 use pcap::Pcap;
 use recent::Recent;
 use signals::Signals;
@@ -61,10 +64,16 @@ pub fn open(options: Options, recent: Recent) -> anyhow::Result<Parts> {
 
 /// Serves until SIGINT or SIGTERM; or does what else the options say.
 pub fn run(options: Options) -> anyhow::Result<()> {
-    if let Some(command) = options.command {
-        return ask::run(&options, command);
+    match &options.command {
+        None => {}
+        Some(Command::Serve(serve)) => {
+            serve.log.start()?;
+            return host::run(serve);
+        }
+        Some(Command::Status { json }) => return ask::status(&options, *json),
+        Some(Command::Link { state }) => return ask::link(&options, *state),
     }
-    let recent = logging::start(&options.log_filter(), options.log_format).context("cannot start the log")?;
+    let recent = options.log.start()?;
     let parts = open(options, recent)?;
     let options = parts.options.clone();
     let mut server = Server::new(parts)?;

@@ -4,12 +4,15 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fmt::Write as _,
+    net::{IpAddr, SocketAddr},
     num::NonZeroU64,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use anyhow::Context;
 use clap::{
-    ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+    ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{PathBufValueParser, TypedValueParser},
     error::{ContextKind, ContextValue, ErrorKind},
     parser::ValueSource,
@@ -17,9 +20,10 @@ use clap::{
 use s3_proto::Faults;
 
 use crate::{
-    backend::{Backend, decimal},
-    logging::{LogFilter, LogFormat},
+    backend::{Backend, S3Options, decimal},
+    logging::{self, LogFilter, LogFormat},
     mac::Mac,
+    recent::Recent,
     size::parse_size,
 };
 
@@ -42,6 +46,7 @@ Examples:
   ernic --rdma-rate 100M --fault decline@2    a slower fabric, and a client's fallback put to the test
   ernic status --json                         ask the running server how it is
   ernic link down -s /run/vm1.sock            pull the guest's cable
+  ernic serve --listen 127.0.0.1:9000         the store alone, on this machine's own TCP
 
 Options of the s3 backend (defaults in brackets):
   bucket=NAME   the bucket [ernic]             ip=ADDR      address of the endpoint [192.168.200.1]
@@ -49,6 +54,9 @@ Options of the s3 backend (defaults in brackets):
   objects=N     objects, 1..16777216 [256]     maxpart=SIZE largest transfer or part [256M]
   dhcp=on|off   lease addresses to the guest [on]
   etag=KIND     what ETags are made of, md5 or crc64nvme [md5]
+  store=STORE   memory, disk:PATH, dir:PATH or remote:URL [memory]
+  durability=D  what a write has survived when it is answered, full (power loss) or os [full]
+A value with a comma, a quote or a percent sign is written in \"quotes\" (\\\" and \\\\ within) or with %XX.
 A SIZE is a number and K, M, G, T, KiB, MiB, GiB or TiB, in powers of 1024, upper or lower case alike.
 
 Faults: ACTION[=TIME][@N|@every:N], at the Nth transfer by RDMA or at every Nth, else at each. Actions:
@@ -58,6 +66,14 @@ Faults: ACTION[=TIME][@N|@every:N], at the Nth transfer by RDMA or at every Nth,
 A TIME is a number and us, ms or s.
 
 Exit status: 0 after SIGINT or SIGTERM, 1 if the server could not start or go on, 2 for a malformed option.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  ernic serve                                      4 GiB, bucket 'ernic', http://127.0.0.1:9000/
+  ernic serve -l [::1]:0 -b s3:size=1G             a free port, which the log names
+  ernic serve -l 0.0.0.0:9000 --insecure           for everybody who can reach this machine
+
+The backend's options are those of 'ernic --help' but for ip=, port= and dhcp=; size=4G and objects=1000000 are the defaults.";
 
 /// Serves an AMD Pensando ionic NIC to QEMU over vfio-user, with an S3 store on the other end of its wire.
 #[derive(Debug, Clone, Parser)]
@@ -101,6 +117,18 @@ pub struct Options {
     #[arg(long, value_name = "SPEC[,SPEC…]")]
     pub fault: Option<Faults>,
 
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogOptions,
+
+    /// What to do instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What is logged, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct LogOptions {
     /// off, error, warn, info, debug or trace, or module=level, or several of them separated by commas
     #[arg(short = 'L', long, value_name = "LEVEL", default_value = "info", env = "ERNIC_LOG_LEVEL")]
     pub log_level: LogFilter,
@@ -112,15 +140,86 @@ pub struct Options {
     /// One log level more, each time it is given
     #[arg(short, long, action = ArgAction::Count)]
     pub verbose: u8,
-
-    /// What to do instead of serving.
-    #[command(subcommand)]
-    pub command: Option<Command>,
 }
 
-/// What is asked of a server that runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+impl LogOptions {
+    /// What is logged: `--log-level` and as many levels more as there are `-v`.
+    #[must_use]
+    pub fn filter(&self) -> LogFilter {
+        self.log_level.clone().raised(self.verbose)
+    }
+
+    /// Starts the log of this process.
+    ///
+    /// # Errors
+    ///
+    /// It was started before.
+    pub fn start(&self) -> anyhow::Result<Recent> {
+        logging::start(&self.filter(), self.log_format).context("cannot start the log")
+    }
+}
+
+/// How `ernic serve` serves.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub struct ServeOptions {
+    /// Address and port to listen on; port 0 takes a free one, and the log says which
+    #[arg(short, long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9000", value_parser = listen_address)]
+    pub listen: SocketAddr,
+
+    /// The store: s3[:key=value,…]
+    #[arg(short, long, value_name = "BACKEND", default_value = "s3", value_parser = S3Options::serve)]
+    pub backend: S3Options,
+
+    /// Serve others than this machine although anybody may read and write
+    #[arg(long)]
+    pub insecure: bool,
+
+    /// Most connections at a time, 1..65536; one more is answered 503
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = connections)]
+    pub max_connections: usize,
+
+    /// Seconds that a connection may be quiet between requests
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub idle_timeout: Duration,
+
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogOptions,
+}
+
+impl ServeOptions {
+    /// Whether only this machine can connect.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        is_loopback(self.listen.ip())
+    }
+
+    /// What no single option can say. The text is for one line.
+    fn check(&self) -> Result<(), String> {
+        if self.is_local() || self.insecure {
+            return Ok(());
+        }
+        Err(format!(
+            "--listen: bad address '{}': others than this machine could read and write everything; listen on 127.0.0.1, or say \
+             --insecure",
+            self.listen
+        ))
+    }
+}
+
+/// Loopback, also as IPv6 writes IPv4.
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// What is asked of a server that runs; or another way of serving.
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum Command {
+    /// Serve the same S3 store on this machine's own TCP: no NIC, no QEMU, and no RDMA
+    // Once a process, and never copied about.
+    #[allow(clippy::large_enum_variant)]
+    Serve(ServeOptions),
     /// Ask a running server how it is: guest, link, connections, memory regions, objects, last errors
     Status {
         /// As one JSON object
@@ -204,6 +303,12 @@ impl Options {
             }
         }
         let options = Self::from_arg_matches(&matches).map_err(stop)?;
+        if let Some(Command::Serve(serve)) = &options.command {
+            if matches.subcommand().is_some_and(|(_, of)| of.value_source("socket") == Some(ValueSource::CommandLine)) {
+                return Err(Stop::Malformed("--socket: does not go with 'serve': there is no NIC".to_owned()));
+            }
+            serve.check().map_err(Stop::Malformed)?;
+        }
         if options.backend == Backend::None {
             let given = [("--rdma-rate", options.rdma_rate.is_some()), ("--fault", options.fault.is_some())];
             if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
@@ -228,12 +333,6 @@ impl Options {
     #[must_use]
     pub fn absolute_socket(&self) -> PathBuf {
         std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone())
-    }
-
-    /// What is logged: `--log-level` and as many levels more as there are `-v`.
-    #[must_use]
-    pub fn log_filter(&self) -> LogFilter {
-        self.log_level.clone().raised(self.verbose)
     }
 }
 
@@ -280,6 +379,30 @@ fn interface_name(name: &str) -> Result<String, String> {
 fn rate(text: &str) -> Result<NonZeroU64, String> {
     let bytes = parse_size(text).map_err(|error| format!("bad rate '{text}'{error}"))?;
     NonZeroU64::new(bytes).ok_or_else(|| format!("bad rate '{text}'"))
+}
+
+fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("bad address '{text}': use ADDR:PORT, as in 127.0.0.1:9000 or [::1]:9000"))
+}
+
+/// Most of `--max-connections`: no more fit into the ports of one address.
+const MAX_CONNECTIONS: u64 = 1 << 16;
+
+fn connections(text: &str) -> Result<usize, String> {
+    decimal(text)
+        .filter(|n| (1..=MAX_CONNECTIONS).contains(n))
+        .and_then(|n| usize::try_from(n).ok())
+        .ok_or_else(|| format!("bad number '{text}': use a number from 1 to {MAX_CONNECTIONS}"))
+}
+
+/// Most of `--idle-timeout`: a day.
+const MAX_IDLE: u64 = 86_400;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    decimal(text)
+        .filter(|n| (1..=MAX_IDLE).contains(n))
+        .map(Duration::from_secs)
+        .ok_or_else(|| format!("bad number '{text}': use a number of seconds from 1 to {MAX_IDLE}"))
 }
 
 fn mtu(text: &str) -> Result<u16, String> {
@@ -395,7 +518,7 @@ mod tests {
         assert_eq!((options.mtu, options.device_id.number()), (9000, 0x1002));
         assert_eq!((options.tap.clone(), options.pcap.clone(), options.mac), (None, None, None));
         assert_eq!(options.socket, default_socket());
-        assert_eq!(options.log_format, LogFormat::Text);
+        assert_eq!(options.log.log_format, LogFormat::Text);
     }
 
     #[test]
@@ -423,13 +546,13 @@ mod tests {
             assert_eq!(options.backend, Backend::None);
             assert_eq!(options.tap.as_deref(), Some("tap0"));
             assert_eq!(options.nic_mac().to_string(), "02:00:00:00:00:07");
-            assert_eq!(options.log_filter(), "trace".parse().unwrap());
+            assert_eq!(options.log.filter(), "trace".parse().unwrap());
         }
         let rest = read(&["--device-id", "100A", "--mtu", "9198", "--pcap", "/x/y.pcap", "--log-format", "json"]);
-        assert_eq!((rest.device_id.number(), rest.mtu, rest.log_format), (0x100a, 9198, LogFormat::Json));
+        assert_eq!((rest.device_id.number(), rest.mtu, rest.log.log_format), (0x100a, 9198, LogFormat::Json));
         assert_eq!(rest.pcap.as_deref(), Some(Path::new("/x/y.pcap")));
         assert_eq!(read(&["--mtu", "68"]).mtu, 68);
-        assert_eq!(read(&["-vv"]).log_filter(), "trace".parse().unwrap());
+        assert_eq!(read(&["-vv"]).log.filter(), "trace".parse().unwrap());
     }
 
     #[test]
@@ -453,6 +576,27 @@ mod tests {
             assert_eq!(options.command, Some(Command::Status { json: true }));
             assert_eq!(options.socket, Path::new("/x/y"), "{arguments:?}");
         }
+    }
+
+    fn serve(args: &[&str]) -> ServeOptions {
+        match read(&[&["serve"], args].concat()).command {
+            Some(Command::Serve(serve)) => serve,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn serving_without_a_nic() {
+        let defaults = serve(&[]);
+        assert_eq!((defaults.listen, &defaults.backend), ("127.0.0.1:9000".parse().unwrap(), &S3Options::of_serve()));
+        assert_eq!((defaults.max_connections, defaults.idle_timeout), (1024, Duration::from_secs(60)));
+        assert!(defaults.is_local() && !defaults.insecure);
+        let given = serve(&["-l", "[::1]:0", "-b", "s3:bucket=bench", "-L", "warn", "-v", "--log-format", "json"]);
+        assert_eq!((given.listen, given.backend.bucket.as_str()), ("[::1]:0".parse().unwrap(), "bench"));
+        assert_eq!((given.log.filter(), given.log.log_format), ("info".parse().unwrap(), LogFormat::Json));
+        let open = serve(&["--listen=[::]:80", "--insecure", "--max-connections", "1", "--idle-timeout=5"]);
+        assert_eq!((open.max_connections, open.idle_timeout), (1, Duration::from_secs(5)));
+        assert!(!open.is_local() && serve(&["-l", "[::ffff:127.0.0.1]:1"]).is_local());
     }
 
     #[test]
@@ -511,6 +655,25 @@ mod tests {
             (&["link"], "<STATE> is missing: see --help"),
             (&["link", "left"], "<STATE>: bad value 'left': use one of up, down"),
             (&["-b", "none", "status"], "--backend: does not go with 'status'"),
+            (&["-b", "s3", "serve"], "--backend: does not go with 'serve'"),
+            (&["serve", "-s", "/x"], "--socket: does not go with 'serve': there is no NIC"),
+            (&["-s", "/x", "serve"], "--socket: does not go with 'serve': there is no NIC"),
+            (&["serve", "--mtu", "1500"], "unknown option or argument '--mtu': see --help"),
+            (&["serve", "-b", "s3:size=bogus"], "s3 backend: bad size 'bogus'"),
+            (
+                &["serve", "-l", "9000"],
+                "--listen: bad address '9000': use ADDR:PORT, as in 127.0.0.1:9000 or [::1]:9000",
+            ),
+            (
+                &["serve", "-l", "0.0.0.0:9000"],
+                "--listen: bad address '0.0.0.0:9000': others than this machine could read and write everything; listen on \
+                 127.0.0.1, or say --insecure",
+            ),
+            (&["serve", "--max-connections", "0"], "--max-connections: bad number '0': use a number from 1 to 65536"),
+            (
+                &["serve", "--idle-timeout", "1m"],
+                "--idle-timeout: bad number '1m': use a number of seconds from 1 to 86400",
+            ),
             (&["-v", "link", "up"], "--verbose: does not go with 'link'"),
             (&["--rdma-rate", "1", "link", "up"], "--rdma-rate: does not go with 'link'"),
             (&["--rdma-rate", "x"], "--rdma-rate: bad rate 'x'"),

@@ -1,12 +1,12 @@
 //! What the server says once it is ready.
 
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
 use s3_proto::Etag;
 
 use crate::{
     backend::{Backend, S3Options},
-    options::Options,
+    options::{Options, ServeOptions},
 };
 
 /// Store, endpoint and address, in the words that users of rocm-ernic know.
@@ -14,6 +14,15 @@ use crate::{
 pub fn s3_line(s3: &S3Options) -> String {
     let S3Options { bucket, size, .. } = s3;
     format!("s3 bucket '{bucket}' {size} bytes at {} mac {}", s3.url(), s3.mac())
+}
+
+/// Limits of the store, and what it is made of; `dhcp` is said in between.
+fn limits(s3: &S3Options, dhcp: &str) -> String {
+    let etag = match s3.etag {
+        Etag::Md5 => "md5",
+        Etag::Crc64Nvme => "crc64nvme",
+    };
+    format!("s3 objects {} maxpart {} bytes{dhcp} etag {etag} store {}", s3.objects, s3.maxpart, s3.store)
 }
 
 /// A QEMU command for a shell, complete but for the guest's own disk or kernel.
@@ -42,12 +51,8 @@ pub fn announce(options: &Options) {
     match &options.backend {
         Backend::S3(s3) => {
             tracing::info!("{}", s3_line(s3));
-            let on = if s3.dhcp { "on" } else { "off" };
-            let etag = match s3.etag {
-                Etag::Md5 => "md5",
-                Etag::Crc64Nvme => "crc64nvme",
-            };
-            tracing::info!("s3 objects {} maxpart {} bytes dhcp {on} etag {etag}", s3.objects, s3.maxpart);
+            let dhcp = if s3.dhcp { " dhcp on" } else { " dhcp off" };
+            tracing::info!("{}", limits(s3, dhcp));
             if let Some(rate) = options.rdma_rate {
                 tracing::info!("rdma rate {rate} bytes/s for all transfers together");
             }
@@ -73,6 +78,19 @@ pub fn announce(options: &Options) {
         socket.display()
     );
     tracing::info!("attach QEMU 10.1 or later: {}", qemu_command(&socket));
+}
+
+/// Logs what `ernic serve` serves, and where. Call it when the address is listened on.
+pub fn announce_serve(options: &ServeOptions, address: SocketAddr) {
+    let s3 = &options.backend;
+    tracing::info!("s3 bucket '{}' {} bytes at http://{address}/", s3.bucket, s3.size);
+    tracing::info!("{}", limits(s3, ""));
+    tracing::info!("no RDMA: no hardware backend configured; requests with an RDMA token are declined (501)");
+    if options.is_local() {
+        tracing::info!("authentication is off: everybody on this machine can read and write");
+    } else {
+        tracing::warn!("authentication is off: everybody who can reach {address} can read and write");
+    }
 }
 
 #[cfg(test)]

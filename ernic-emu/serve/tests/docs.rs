@@ -8,8 +8,8 @@ use std::{
 
 use clap::CommandFactory;
 use ernic::{
-    backend::{Backend, S3Options},
-    options::{Options, Stop},
+    backend::{Backend, Durability, S3Options, StoreKind},
+    options::{Command, Options, Stop},
     startup,
 };
 use s3_proto::Etag;
@@ -97,7 +97,11 @@ fn every_page_of_the_book_is_in_its_summary() {
 #[test]
 fn every_option_is_documented_with_its_default() {
     let page = read(&root().join("docs/src/guide/options.md"));
-    for argument in Options::command().get_arguments() {
+    let of_serve = read(&root().join("docs/src/guide/serve.md"));
+    let command = Options::command();
+    let serve = command.find_subcommand("serve").expect("a command");
+    let both = command.get_arguments().map(|argument| (&page, argument));
+    for (page, argument) in both.chain(serve.get_arguments().map(|argument| (&of_serve, argument))) {
         let long = argument.get_long().expect("a long name");
         let short = argument.get_short().map(|short| format!("`-{short}`, ")).unwrap_or_default();
         let row = page
@@ -110,9 +114,12 @@ fn every_option_is_documented_with_its_default() {
             assert!(row.contains(&format!("| `{default}` |")), "{row}: default {default}");
         }
     }
-    let S3Options { bucket, size, objects, ip, port, maxpart, dhcp, etag } = S3Options::default();
+    let S3Options { bucket, size, objects, ip, port, maxpart, dhcp, etag, store, durability } = S3Options::default();
     assert_eq!((size, maxpart, dhcp, etag), (256 << 20, 256 << 20, true, Etag::Md5));
-    let defaults = [&bucket, "256M", &objects.to_string(), &ip.to_string(), &port.to_string(), "256M", "on", "md5"];
+    assert_eq!((store, durability), (StoreKind::Memory, Durability::Full));
+    let (objects, ip, port) = (objects.to_string(), ip.to_string(), port.to_string());
+    let defaults = [&bucket, "256M", &objects, &ip, &port, "256M", "on", "md5", "memory", "full"];
+    assert_eq!(defaults.len(), S3Options::KEYS.len());
     for (key, default) in S3Options::KEYS.into_iter().zip(defaults) {
         assert!(page.contains(&format!("| `{key}=` | `{default}` |")), "{key}= {default}");
         assert!(Options::command().render_long_help().to_string().contains(&format!("{key}=")), "{key} in --help");
@@ -120,10 +127,11 @@ fn every_option_is_documented_with_its_default() {
     let watch = read(&root().join("docs/src/guide/status.md"));
     for command in Options::command().get_subcommands() {
         let name = command.get_name();
-        assert!(
-            page.contains(&format!("\nernic {name} ")) && watch.contains(&format!("\n## ernic {name}\n")),
-            "{name}"
-        );
+        let told = match name {
+            "serve" => of_serve.contains("\nernic serve "),
+            _ => watch.contains(&format!("\n## ernic {name}\n")),
+        };
+        assert!(told && page.contains(&format!("\nernic {name} ")), "{name}");
     }
 }
 
@@ -138,19 +146,24 @@ fn the_start_is_quoted_as_it_is() {
 /// Command lines of the pages and of `--help`, each with the error that is shown for it, if one is.
 fn examples() -> Vec<(String, Option<String>)> {
     let mut texts: Vec<_> = pages().iter().map(|page| read(page)).collect();
-    texts.push(Options::command().render_help().to_string());
+    let mut command = Options::command();
+    texts.push(command.render_help().to_string());
+    let serve = command.find_subcommand_mut("serve").expect("a command");
+    texts.push(serve.render_help().to_string());
     let mut examples = Vec::new();
     for text in &texts {
         let lines: Vec<_> = text.lines().map(str::trim).collect();
         for (i, line) in lines.iter().enumerate() {
             let line = line.strip_prefix("$ ").unwrap_or(line);
             let line = line.strip_prefix("target/release/").unwrap_or(line);
-            let Some(arguments) = line.strip_prefix("ernic -") else { continue };
+            let shown = |rest: &&str| rest.starts_with('-') || rest.starts_with("serve -");
+            let Some(arguments) = line.strip_prefix("ernic ").filter(shown) else { continue };
             // Up to a comment, a second column, or the shell's ampersand.
             let end =
                 [" #", "  ", " &"].iter().filter_map(|mark| arguments.find(mark)).min().unwrap_or(arguments.len());
             let error = lines.get(i + 1).and_then(|next| next.strip_prefix("Error: ")).map(str::to_owned);
-            examples.push((format!("ernic -{}", &arguments[..end]), error));
+            // No example has a space or a double meaning within its quotes.
+            examples.push((format!("ernic {}", arguments[..end].replace('\'', "")), error));
         }
     }
     examples
@@ -165,7 +178,11 @@ fn examples_do_what_is_shown() {
             (Ok(options), None) => {
                 // A spelling that is silently taken for a default would not be worth showing.
                 let shown = line.contains("-b") || line.contains("--backend");
-                assert!(!shown || options.backend != Backend::S3(S3Options::default()), "{line}");
+                let taken = match &options.command {
+                    Some(Command::Serve(serve)) => serve.backend != S3Options::of_serve(),
+                    _ => options.backend != Backend::S3(S3Options::default()),
+                };
+                assert!(!shown || taken, "{line}");
             }
             (Err(Stop::Malformed(said)), Some(error)) => assert_eq!(said, error, "{line}"),
             (outcome, error) => panic!("{line}: {outcome:?}, shown: {error:?}"),

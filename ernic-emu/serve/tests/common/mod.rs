@@ -115,6 +115,11 @@ impl Server {
         wait(&mut self.child)
     }
 
+    /// Waits for an end that was asked for.
+    pub fn wait(&mut self) -> ExitStatus {
+        wait(&mut self.child)
+    }
+
     /// Every line of a server that has ended.
     pub fn whole_log(&mut self) -> &[String] {
         loop {

@@ -1,0 +1,52 @@
+//! From options to a store.
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use ernic_store::{MemoryConfig, MemoryStore, Store};
+
+use crate::backend::{S3Options, StoreKind};
+
+/// Opens the store that the options name, and makes sure of its bucket.
+///
+/// # Errors
+///
+/// The store cannot be opened, or not make the bucket: in one line that names the option.
+pub async fn open(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
+    let store: Arc<dyn Store> = match &s3.store {
+        StoreKind::Memory => Arc::new(MemoryStore::new(MemoryConfig { capacity: s3.size, objects: s3.objects })),
+        other => bail!("s3 backend: bad store '{other}': this build has store=memory only"),
+    };
+    // It is there already where the store outlives the server.
+    store
+        .create_bucket(&s3.bucket)
+        .await
+        .with_context(|| format!("s3 backend: cannot make bucket '{}' in store '{}'", s3.bucket, s3.store))?;
+    Ok(store)
+}
+
+/// [`open`] where there is no runtime: waits on this thread.
+///
+/// # Errors
+///
+/// Those of [`open`]; and the system refuses what waiting needs.
+pub fn open_blocking(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().context("cannot wait for the store")?;
+    runtime.block_on(open(s3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_store_has_its_limits_and_its_bucket() {
+        let options = S3Options { bucket: "bench".to_owned(), size: 4096, objects: 3, ..S3Options::default() };
+        let store = open_blocking(&options).unwrap();
+        let usage = store.usage();
+        assert_eq!((usage.capacity, usage.objects, usage.bytes), (4096, 0, 0));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let buckets = runtime.block_on(store.list_buckets()).unwrap();
+        assert_eq!(buckets.iter().map(|bucket| bucket.name.as_str()).collect::<Vec<_>>(), ["bench"]);
+    }
+}
