@@ -1,4 +1,4 @@
-//! What the tests of the store share. The memory store never waits, so its futures are ready at once.
+//! What the tests of the stores share. The memory store never waits, so its futures are ready at once.
 #![allow(clippy::cast_possible_truncation, dead_code)]
 
 use std::{future::Future, ops::Range, sync::Arc};
@@ -10,6 +10,11 @@ use futures_util::{FutureExt, TryStreamExt};
 /// The result of a future that does not wait.
 pub fn now<T>(future: impl Future<Output = T>) -> T {
     future.now_or_never().expect("the memory store never waits")
+}
+
+/// The result of a future that may wait.
+pub fn wait<T>(future: impl Future<Output = T>) -> T {
+    futures_executor::block_on(future)
 }
 
 /// `size` bytes that depend on `seed` and on their place.
@@ -45,4 +50,11 @@ pub fn bytes(stream: ByteStream) -> Vec<Bytes> {
 /// The pieces of a range.
 pub fn read(object: &Object, range: Range<u64>) -> Vec<Bytes> {
     bytes(object.data.read(range))
+}
+
+/// The bytes of a range, of any store.
+pub fn read_all(object: &Object, range: Range<u64>) -> Vec<u8> {
+    let pieces: Vec<Bytes> = wait(object.data.read(range).try_collect()).unwrap();
+    assert!(pieces.iter().all(|piece| (1..=1 << 20).contains(&piece.len())));
+    pieces.concat()
 }
