@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::Value;
 
-use crate::{process, say};
+use crate::{peers, process, say};
 
 /// What to measure.
 #[derive(Debug, Clone, Args)]
@@ -52,6 +52,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if let Some(only) = &args.only {
         bench.args(["--only", only]);
     }
+    if compares(&bench)? {
+        let peers = peers::find()?;
+        bench.arg("--s3s-fs").arg(peers.s3s_fs);
+        if let Some(rclone) = peers.rclone {
+            bench.arg("--rclone").arg(rclone);
+        }
+    }
     if let Some(json) = &args.json {
         bench.arg("--json").arg(json);
     }
@@ -60,6 +67,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         bail!("`{}`: {status}", process::display(&bench));
     }
     Ok(())
+}
+
+/// Whether the benchmark compares with other servers: it tells its keys.
+fn compares(bench: &std::process::Command) -> Result<bool> {
+    let mut keys = std::process::Command::new(bench.get_program());
+    keys.args(bench.get_args()).arg("--keys");
+    Ok(process::stdout(&mut keys)?.lines().any(|key| key.starts_with("serve_put_") || key.starts_with("serve_get_")))
 }
 
 /// The path of a program that Cargo's messages name.

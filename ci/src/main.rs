@@ -9,6 +9,7 @@ mod demo;
 mod formats;
 mod guest;
 mod lanes;
+mod peers;
 mod process;
 mod progress;
 mod server;

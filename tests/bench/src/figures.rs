@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     Bench,
     guest::{self, ENDPOINT, Http, Net, driver, guest},
-    limits, rdma,
+    limits, rdma, serve,
     server::Server,
     stats::{Samples, bandwidth, gbps, latency, median, round},
 };
@@ -62,7 +62,7 @@ pub const fn at_least(field: &'static str, limit: f64) -> Goal {
 
 /// All figures, in the order in which they are taken.
 pub fn all() -> impl Iterator<Item = &'static Figure> {
-    FIGURES.iter().chain(rdma::FIGURES)
+    FIGURES.iter().chain(rdma::FIGURES).chain(serve::FIGURES)
 }
 
 /// What the guest does without RDMA.
@@ -372,7 +372,7 @@ fn objects_60k_get(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
 }
 
 /// The text between `open` and `close`, wherever they are.
-fn between<'a>(text: &'a str, open: &'a str, close: &'a str) -> impl Iterator<Item = &'a str> {
+pub fn between<'a>(text: &'a str, open: &'a str, close: &'a str) -> impl Iterator<Item = &'a str> {
     text.split(open).skip(1).filter_map(move |rest| rest.split_once(close).map(|(inside, _)| inside))
 }
 
@@ -425,7 +425,7 @@ fn list_10k_pages(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
 }
 
 /// Percent-encodes all but unreserved characters (RFC 3986 §2.3).
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -491,7 +491,7 @@ mod tests {
     fn keys_are_those_of_the_schema_once_each() {
         let keys: BTreeSet<&str> = all().map(|figure| figure.key).collect();
         assert_eq!(keys.len(), all().count());
-        assert_eq!(keys.len(), 10 + 15);
+        assert_eq!(keys.len(), 10 + 15 + 13);
     }
 
     #[test]

@@ -5,8 +5,11 @@ mod bus;
 mod figures;
 mod guest;
 mod limits;
+mod load;
+mod peers;
 mod rdma;
 mod report;
+mod serve;
 mod server;
 mod stats;
 
@@ -16,7 +19,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use regex::Regex;
 
-use crate::report::Report;
+use crate::{peers::Programs, report::Report};
 
 /// Measures the figures of the benchmark schema against a server.
 #[derive(Debug, Parser)]
@@ -25,6 +28,15 @@ struct Cli {
     /// The server's program, built with the profile whose figures are wanted
     #[arg(long, value_name = "PATH")]
     server: PathBuf,
+    /// The program of s3s-fs, which the figures `serve_…` are compared with
+    #[arg(long, value_name = "PATH")]
+    s3s_fs: Option<PathBuf>,
+    /// The program of rclone, with the same purpose; the faster of the two counts
+    #[arg(long, value_name = "PATH")]
+    rclone: Option<PathBuf>,
+    /// Print the keys that would be measured, and end
+    #[arg(long)]
+    keys: bool,
     /// Two server starts instead of five, and fewer repeats: for a look, not for the record
     #[arg(long)]
     quick: bool,
@@ -41,6 +53,8 @@ struct Cli {
 pub struct Bench {
     /// The server's program.
     pub server: PathBuf,
+    /// The programs of other servers.
+    pub peers: Programs,
     /// Server starts of each figure.
     pub starts: usize,
     /// Divides the number of repeats within a start.
@@ -59,7 +73,13 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             keys.join(", ")
         );
     }
-    let bench = if cli.quick { Bench { server, starts: 2, thrift: 4 } } else { Bench { server, starts: 5, thrift: 1 } };
+    if cli.keys {
+        figures.iter().for_each(|figure| println!("{}", figure.key));
+        return Ok(());
+    }
+    let peers = Programs { s3s_fs: cli.s3s_fs, rclone: cli.rclone };
+    let (starts, thrift) = if cli.quick { (2, 4) } else { (5, 1) };
+    let bench = Bench { server, peers, starts, thrift };
     let mut report = Report::new(&bench);
     for figure in figures {
         let result = (figure.run)(&bench).with_context(|| figure.key)?;

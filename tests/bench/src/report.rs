@@ -78,7 +78,7 @@ impl Report {
 /// The result in a line: fields in the order of the schema.
 fn summary(result: &Map<String, Value>) -> String {
     let mut order: Vec<&String> = result.keys().filter(|name| !name.ends_with("_of_starts")).collect();
-    let first = ["p50_us", "p90_us", "p99_us", "gbps", "ratio", "total_us", "rss_kib", "cpu_ms_per_s"];
+    let first = ["rate", "gbps", "p50_us", "p90_us", "p99_us", "ratio", "total_us", "rss_kib", "cpu_ms_per_s"];
     order.sort_by_key(|name| (first.iter().position(|f| f == name).unwrap_or(first.len()), *name));
     let field = |name: &String| format!("{name} {}", result.get(name).map_or_else(String::new, number));
     order.into_iter().map(field).collect::<Vec<_>>().join(", ")
@@ -90,7 +90,7 @@ fn number(value: &Value) -> String {
         Some(n) if value.is_u64() || n.abs() >= 100.0 => format!("{n:.0}"),
         Some(n) if n.abs() >= 10.0 => format!("{n:.1}"),
         Some(n) => format!("{n:.2}"),
-        None => value.to_string(),
+        None => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
     }
 }
 

@@ -45,13 +45,9 @@ impl Server {
         self.dir.path().join("s")
     }
 
-    /// Resident memory, KiB, without shared mappings of guest memory.
+    /// See [`rss_kib`].
     pub fn rss_kib(&self) -> anyhow::Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).context("no RssAnon")?;
-        let file = status.lines().find_map(|l| l.strip_prefix("RssFile:")).context("no RssFile")?;
-        let kib = |text: &str| text.trim().trim_end_matches(" kB").parse::<u64>();
-        Ok(kib(line)? + kib(file)?)
+        rss_kib(self.child.id())
     }
 
     /// Processor time used so far, from the scheduler's own count in nanoseconds.
@@ -70,4 +66,13 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Resident memory of a process, KiB, without shared mappings such as those of guest memory.
+pub fn rss_kib(pid: u32) -> anyhow::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).context("no RssAnon")?;
+    let file = status.lines().find_map(|l| l.strip_prefix("RssFile:")).context("no RssFile")?;
+    let kib = |text: &str| text.trim().trim_end_matches(" kB").parse::<u64>();
+    Ok(kib(line)? + kib(file)?)
 }

@@ -79,6 +79,17 @@ pub fn bandwidth(gbps: &[f64]) -> Map<String, Value> {
     result
 }
 
+/// A result in answers a second: median, least and greatest of the starts, and all of them.
+#[must_use]
+pub fn rate(rates: &[f64]) -> Map<String, Value> {
+    let mut result = Map::new();
+    result.insert("rate".into(), round(median(rates)));
+    result.insert("min".into(), round(rates.iter().copied().fold(f64::INFINITY, f64::min)));
+    result.insert("max".into(), round(rates.iter().copied().fold(f64::NEG_INFINITY, f64::max)));
+    result.insert("rate_of_starts".into(), rates.iter().map(|v| round(*v)).collect());
+    result
+}
+
 /// Four significant decimals are more than the machine deserves.
 #[must_use]
 pub fn round(value: f64) -> Value {
