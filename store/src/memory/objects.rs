@@ -381,3 +381,96 @@ impl<'a> VersionCursor for Versions<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{Metadata, VersionQuery, list};
+
+    fn object(serial: u64) -> Version {
+        let info = ObjectInfo {
+            size: 0,
+            etag: String::new(),
+            modified: SystemTime::UNIX_EPOCH,
+            meta: Metadata::default(),
+            checksums: Vec::new(),
+            parts: Vec::new(),
+            tags: Vec::new(),
+            version: Some(format!("{:016x}{serial:016x}", !serial)),
+        };
+        Version::Object(Arc::new(Stored { info: Arc::new(info), content: Content::new(vec![Bytes::new()]), serial }))
+    }
+
+    fn marker(serial: u64) -> Version {
+        let id = Some(format!("{:016x}{serial:016x}", !serial));
+        Version::Marker(Marker { id, modified: SystemTime::UNIX_EPOCH, serial })
+    }
+
+    /// Counts what a listing does.
+    struct Counted<'a> {
+        versions: Versions<'a>,
+        steps: usize,
+        seeks: usize,
+    }
+
+    impl<'a> Cursor for Counted<'a> {
+        type Key = &'a str;
+        type Item = VersionEntry;
+
+        fn seek(&mut self, from: Bound<&str>) -> Result<()> {
+            self.seeks += 1;
+            self.versions.seek(from)
+        }
+
+        fn next(&mut self) -> Result<Option<&'a str>> {
+            self.steps += 1;
+            self.versions.next()
+        }
+
+        fn item(&mut self) -> Result<VersionEntry> {
+            self.versions.item()
+        }
+    }
+
+    impl VersionCursor for Counted<'_> {
+        fn seek_version(&mut self, key: &str, version: &str) -> Result<()> {
+            self.seeks += 1;
+            self.versions.seek_version(key, version)
+        }
+    }
+
+    #[test]
+    fn groups_of_versions_are_passed_by_a_seek() {
+        let mut objects = Objects::default();
+        for n in 0..20_000 {
+            let key = format!("group/{n:05}");
+            objects.push(&key, object(3 * n));
+            objects.push(&key, object(3 * n + 1));
+            objects.push(&key, if n % 2 == 0 { marker(3 * n + 2) } else { object(3 * n + 2) });
+        }
+        for n in 0..1000 {
+            objects.push("key", object(100_000 + n));
+        }
+        assert_eq!(objects.count(), 20_000 * 5 / 2 + 1000);
+        let page = |query: &VersionQuery| {
+            let mut cursor = Counted { versions: objects.versions(), steps: 0, seeks: 0 };
+            let page = list::version_page(&mut cursor, query).unwrap();
+            (page, cursor.steps, cursor.seeks)
+        };
+        let mut query = VersionQuery { delimiter: "/".into(), max: 10, ..VersionQuery::default() };
+        let (first, steps, seeks) = page(&query);
+        assert_eq!((first.versions.len(), first.prefixes.len(), steps, seeks), (9, 1, 11, 2));
+        let (key, version) = first.next.unwrap();
+        assert_eq!((key.as_str(), version.as_deref()), ("key", first.versions[8].version.as_deref()));
+        // The next page begins in the middle of a key.
+        (query.after, query.after_version) = (key, version);
+        let (second, steps, seeks) = page(&query);
+        assert_eq!((second.versions.len(), second.prefixes.len(), steps, seeks), (10, 0, 11, 1));
+        assert!(second.versions.iter().all(|entry| !entry.latest) && first.versions[0].latest);
+        let serial = |entry: &VersionEntry| serial_of(entry.version.as_deref().unwrap()).unwrap();
+        let serials: Vec<u64> = first.versions.iter().chain(&second.versions).map(serial).collect();
+        assert_eq!(serials, (100_000..101_000).rev().take(19).collect::<Vec<_>>());
+    }
+}
