@@ -7,6 +7,7 @@
 //! Bytes stream in both directions: reading yields cheap clones of [`Bytes`], writing fills pieces of the
 //! object's own storage ([`ObjectWriter::buffer`]), so that a payload that comes by RDMA is copied exactly once.
 
+mod disk;
 mod error;
 pub mod list;
 mod memory;
@@ -18,6 +19,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::Stream;
 
+pub use disk::{DiskConfig, DiskStore, Durability, OpenError};
 pub use error::{Result, StoreError};
 pub use memory::{MemoryConfig, MemoryStore};
 pub use types::*;

@@ -3,7 +3,7 @@
 mod common;
 mod model;
 
-use ernic_store::{MemoryConfig, MemoryStore, Store};
+use ernic_store::{DiskConfig, DiskStore, Durability, MemoryConfig, MemoryStore, Store};
 use model::{CAPACITY, Nth, Op, SLOTS, Subject, ops, run};
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
 
@@ -24,6 +24,46 @@ impl Memory {
 impl Subject for Memory {
     fn store(&self) -> &dyn Store {
         &self.0
+    }
+}
+
+struct Disk {
+    /// None only while it is opened again.
+    store: Option<DiskStore>,
+    dir: tempfile::TempDir,
+}
+
+impl Disk {
+    fn new() -> Self {
+        // In memory where there is such a file system: thousands of stores are opened.
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let mut disk = Self { store: None, dir };
+        disk.reopen();
+        disk
+    }
+}
+
+impl Subject for Disk {
+    const REOPENS: bool = true;
+
+    fn store(&self) -> &dyn Store {
+        self.store.as_ref().unwrap()
+    }
+
+    fn reopen(&mut self) {
+        drop(self.store.take());
+        let path = self.dir.path().join("store");
+        let config = DiskConfig { path, capacity: CAPACITY, objects: SLOTS, durability: Durability::Full };
+        self.store = Some(DiskStore::open(config).unwrap());
+    }
+}
+
+proptest! {
+    #![proptest_config(config(1000, "proptest-regressions/disk.txt"))]
+
+    #[test]
+    fn disk(history in prop::collection::vec(ops(), 1..80)) {
+        run(Disk::new(), history);
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ernic_store::{MemoryConfig, MemoryStore, Store};
+use ernic_store::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store};
 
-use crate::backend::{S3Options, StoreKind};
+use crate::backend::{Durability, S3Options, StoreKind};
 
 /// Opens the store that the options name, and makes sure of its bucket.
 ///
@@ -15,7 +15,15 @@ use crate::backend::{S3Options, StoreKind};
 pub async fn open(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
     let store: Arc<dyn Store> = match &s3.store {
         StoreKind::Memory => Arc::new(MemoryStore::new(MemoryConfig { capacity: s3.size, objects: s3.objects })),
-        other => bail!("s3 backend: bad store '{other}': this build has store=memory only"),
+        StoreKind::Disk(path) => {
+            let durability = match s3.durability {
+                Durability::Full => ernic_store::Durability::Full,
+                Durability::Os => ernic_store::Durability::Os,
+            };
+            let config = DiskConfig { path: path.clone(), capacity: s3.size, objects: s3.objects, durability };
+            Arc::new(DiskStore::open(config).context("s3 backend: cannot open the store")?)
+        }
+        other => bail!("s3 backend: bad store '{other}': this build has store=memory and store=disk:PATH only"),
     };
     // It is there already where the store outlives the server.
     store

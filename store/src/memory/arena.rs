@@ -18,7 +18,7 @@ use std::{
 use memmap2::{MmapMut, MmapOptions};
 
 /// Longest chunk, and so the longest piece that a reader sees: what the [`Store`](crate::Store) trait allows.
-pub(super) const MAX_CHUNK: usize = 1 << 20;
+pub(crate) const MAX_CHUNK: usize = 1 << 20;
 
 /// Shortest mapped chunk; shorter ones come from the heap. Half of glibc's threshold for mapping an allocation by
 /// itself (`M_MMAP_THRESHOLD`, 128 KiB), so that the heap recycles all of them.
@@ -41,7 +41,7 @@ const BATCH: usize = 16;
 
 /// Hands out chunks and takes them back.
 #[derive(Debug)]
-pub(super) struct Arena {
+pub(crate) struct Arena {
     pool: Mutex<Pool>,
     /// Wakes the reaper.
     wake: Condvar,
@@ -118,7 +118,7 @@ fn chunk_len(want: usize) -> usize {
 
 impl Arena {
     /// An arena with its reaper. Without a thread for that, nothing is pooled.
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let arena = Arc::new(Self { pool: Mutex::default(), wake: Condvar::new(), heap_freed: AtomicU64::new(0) });
         let of_reaper = Arc::clone(&arena);
         let spawned = thread::Builder::new().name("store-reaper".into()).spawn(move || of_reaper.reap());
@@ -136,7 +136,7 @@ impl Arena {
 
     /// A chunk of at least 1 and at most `want` bytes, with unspecified content: exactly `want` below 64 KiB, else the
     /// largest power of two that fits, at most 1 MiB. Errors: the system has no memory.
-    pub(super) fn take(self: &Arc<Self>, want: usize) -> io::Result<Chunk> {
+    pub(crate) fn take(self: &Arc<Self>, want: usize) -> io::Result<Chunk> {
         let len = chunk_len(want.max(1));
         let memory = match class_of(len) {
             None => Memory::Heap(vec![0; len].into_boxed_slice()),
@@ -153,7 +153,7 @@ impl Arena {
     }
 
     /// Unmaps what is free now, and from now on whatever becomes free at once.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut pool = self.pool();
         pool.closed = true;
         let free = std::mem::take(&mut pool.free);
@@ -164,7 +164,7 @@ impl Arena {
     }
 
     /// Bytes that the pool holds for reuse.
-    pub(super) fn pooled(&self) -> usize {
+    pub(crate) fn pooled(&self) -> usize {
         self.pool().bytes
     }
 
@@ -237,7 +237,7 @@ impl Arena {
 
 /// Memory of one piece of an object. Goes back to where it came from when dropped.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(crate) struct Chunk {
     memory: Memory,
     arena: Arc<Arena>,
 }
@@ -280,7 +280,7 @@ mod trim {
     #![allow(unsafe_code)] // `malloc_trim` is a C function without a wrapper.
 
     /// Gives the free pages of the heap back to the system, as far as the allocator can.
-    pub(super) fn trim() {
+    pub(crate) fn trim() {
         #[cfg(target_env = "gnu")]
         // SAFETY: `malloc_trim` takes glibc's own locks, may be called from any thread at any time, and touches only
         // memory that is free.

@@ -1,6 +1,6 @@
 //! The store that keeps everything in memory.
 
-mod arena;
+pub(crate) mod arena;
 mod content;
 mod objects;
 mod state;

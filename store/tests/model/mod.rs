@@ -45,10 +45,11 @@ pub trait Subject {
     /// The store.
     fn store(&self) -> &dyn Store;
 
-    /// Closes the store without ceremony and opens it again. Returns whether it can: what was committed stays.
-    fn reopen(&mut self) -> bool {
-        false
-    }
+    /// Can be closed, when it has neither writers nor readers any more, and opened again: what was committed stays.
+    const REOPENS: bool = false;
+
+    /// Closes the store and opens it again.
+    fn reopen(&mut self) {}
 }
 
 /// Names of the buckets. The first is made at first.
@@ -460,10 +461,11 @@ pub fn run<S: Subject>(subject: S, history: Vec<Op>) {
         model.check_usage();
     }
     model.check_all();
-    if model.subject.reopen() {
+    if S::REOPENS {
         model.held.clear();
         model.writers.clear();
         model.world.claims.clear();
+        model.subject.reopen();
         model.check_usage();
         model.check_all();
     }

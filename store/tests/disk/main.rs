@@ -1,0 +1,7 @@
+//! The disk store from outside.
+#![allow(clippy::cast_possible_truncation)]
+
+mod alike;
+mod basics;
+mod damage;
+mod support;
