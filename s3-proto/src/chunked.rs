@@ -6,11 +6,14 @@
 //! ```
 //!
 //! ("Signature calculations for the authorization header: transferring a payload in multiple chunks" and "… including
-//! trailing headers" in the S3 API reference.) Signatures are ignored: they need the secret key.
+//! trailing headers" in the S3 API reference.) Signatures are checked where there is a [`Chain`] to check them with, that is
+//! with authentication on, and else ignored.
 //!
 //! The decoder has no I/O. It takes input in any pieces and gives slices of it back, without copying.
 
 use bytes::{Buf, Bytes};
+
+use crate::auth::{BadSignature, Chain};
 
 /// Longest chunk header: 16 digits and an ECDSA signature fit several times.
 const MAX_SIZE_LINE: usize = 1024;
@@ -37,6 +40,15 @@ pub(crate) enum ChunkedError {
     /// A trailer line is no header, or there are too many.
     #[error("malformed trailer")]
     Trailer,
+    /// A chunk, or the trailers, are not what was signed.
+    #[error("a signature does not match")]
+    Signature,
+}
+
+impl From<BadSignature> for ChunkedError {
+    fn from(_: BadSignature) -> Self {
+        Self::Signature
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,12 +73,15 @@ pub(crate) struct Decoder {
     seen: u64,
     trailer_bytes: usize,
     trailers: Vec<(String, String)>,
+    /// Checks the signatures.
+    chain: Option<Box<Chain>>,
 }
 
 impl Decoder {
-    /// A decoder for a body that holds `length` bytes of data (`x-amz-decoded-content-length`).
-    pub(crate) fn new(length: u64) -> Self {
-        Self { state: State::Size, line: Vec::new(), length, seen: 0, trailer_bytes: 0, trailers: Vec::new() }
+    /// A decoder for a body that holds `length` bytes of data (`x-amz-decoded-content-length`); its signatures are checked
+    /// with `chain`.
+    pub(crate) fn new(length: u64, chain: Option<Box<Chain>>) -> Self {
+        Self { state: State::Size, line: Vec::new(), length, seen: 0, trailer_bytes: 0, trailers: Vec::new(), chain }
     }
 
     /// Takes from the front of `input` and gives the next piece of data, never an empty one; `None` when all of `input` is
@@ -85,16 +100,31 @@ impl Decoder {
                         return Err(ChunkedError::TooLong(self.length));
                     }
                     self.seen += size;
+                    if let Some(chain) = &mut self.chain {
+                        chain.begin(&line)?;
+                    }
                     self.state = if size > 0 { State::Data(size) } else { State::Trailer };
                     if size == 0 && self.seen < self.length {
                         return Err(ChunkedError::Truncated { seen: self.seen, length: self.length });
+                    }
+                    if size == 0
+                        && let Some(chain) = &mut self.chain
+                    {
+                        chain.end()?;
                     }
                 }
                 State::Data(left) => {
                     let n = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
                     let left = left - n as u64;
                     self.state = if left > 0 { State::Data(left) } else { State::End(false) };
-                    return Ok(Some(input.split_to(n)));
+                    let data = input.split_to(n);
+                    if let Some(chain) = &mut self.chain {
+                        chain.update(&data);
+                        if left == 0 {
+                            chain.end()?;
+                        }
+                    }
+                    return Ok(Some(data));
                 }
                 State::End(cr) => {
                     let expected = if cr { b'\n' } else { b'\r' };
@@ -129,6 +159,9 @@ impl Decoder {
         }
         if !self.line.is_empty() {
             return Err(ChunkedError::Trailer);
+        }
+        if let Some(chain) = &mut self.chain {
+            chain.trailers(&self.trailers)?;
         }
         Ok(std::mem::take(&mut self.trailers))
     }
@@ -182,7 +215,7 @@ mod tests {
 
     /// Feeds `pieces` to a decoder until it refuses or the body has ended.
     fn decode<'a>(length: u64, pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Decoded, ChunkedError> {
-        let mut decoder = Decoder::new(length);
+        let mut decoder = Decoder::new(length, None);
         let mut data = Vec::new();
         for piece in pieces {
             let mut input = Bytes::copy_from_slice(piece);
@@ -313,7 +346,7 @@ mod tests {
         fn never_gives_more_than_declared(body in prop::collection::vec(prop_oneof![
             3 => prop::sample::select(&b"0123456789abcdefABCDEF;\r\n:"[..]), 1 => any::<u8>(),
         ], 0..300), length in 0u64..40) {
-            let mut decoder = Decoder::new(length);
+            let mut decoder = Decoder::new(length, None);
             let mut input = Bytes::from(body);
             let mut seen = 0;
             while let Ok(Some(piece)) = decoder.decode(&mut input) {

@@ -6,12 +6,13 @@
 //! thread, without timers.
 //!
 //! ```text
-//!  bytes ⇄ hyper ⇄ this crate: signature off, aws-chunked, routing, limits ⇄ s3s: operations, XML ⇄ this crate: the
+//!  bytes ⇄ hyper ⇄ this crate: signatures, aws-chunked, routing, limits ⇄ s3s: operations, XML ⇄ this crate: the
 //!                  operations ⇄ store
 //! ```
 //!
-//! Authentication is off: signatures in headers and in presigned queries are accepted and ignored. Addressing is
-//! path-style (`/bucket/key`). What a client may believe to have been done and has not (an unknown sub-resource, encryption,
+//! Authentication is off by default: signatures in headers and in presigned queries are accepted and ignored. With
+//! [`S3Builder::with_credentials`] they are required and checked, before anything else is done. Addressing is path-style
+//! (`/bucket/key`), and with [`S3Config::domain`] also by virtual host. What a client may believe to have been done and has not (an unknown sub-resource, encryption,
 //! tags) is refused with `NotImplemented`, never ignored.
 //!
 //! # Payloads by RDMA
@@ -31,6 +32,7 @@
 //! log. This crate logs its own failures at `error`, at most one a second; faults that it was told to make at `info`; requests
 //! and transfers by RDMA at `debug`, a line each.
 
+mod auth;
 mod checksum;
 mod chunked;
 mod conditions;
@@ -46,6 +48,7 @@ mod request;
 mod response;
 mod route;
 mod turn;
+mod vhost;
 
 use std::{
     collections::hash_map::RandomState,
@@ -57,6 +60,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::SystemTime,
 };
 
 use ernic_store::Store;
@@ -71,6 +75,7 @@ use prometheus_client::collector::Collector;
 use rdma_token::RemoteMemory;
 use s3s::{Body, S3Error, service::S3ServiceBuilder};
 
+pub use auth::{Clock, Credentials, CredentialsError};
 pub use checksum::{Etag, EtagError};
 pub use metrics::Metrics;
 pub use own::RESERVED_BUCKETS;
@@ -79,6 +84,7 @@ pub use rdma::{Action, Fault, FaultError, Faults, Impairment, Pacer, RdmaConfig,
 pub use response::{ResponseBody, ResponseBodyError};
 
 use crate::{
+    auth::{Auth, Signed},
     ops::Operations,
     payload::Payload,
     phase::Listener,
@@ -113,11 +119,22 @@ pub struct S3Config {
     pub server: String,
     /// What ETags are made of. Default MD5.
     pub etag: Etag,
+    /// Whether the service's own pages need no signature where everything else does. Default `true`.
+    pub open_pages: bool,
+    /// The domain whose subdomains name buckets (`Host: bucket.domain`). Default none: only paths name them.
+    pub domain: Option<String>,
 }
 
 impl Default for S3Config {
     fn default() -> Self {
-        Self { max_part: 256 * 1024 * 1024, region: "us-east-1".into(), server: "ernic".into(), etag: Etag::Md5 }
+        Self {
+            max_part: 256 * 1024 * 1024,
+            region: "us-east-1".into(),
+            server: "ernic".into(),
+            etag: Etag::Md5,
+            open_pages: true,
+            domain: None,
+        }
     }
 }
 
@@ -135,6 +152,8 @@ struct Inner {
     metrics: Arc<Metrics>,
     /// `None` while tokens are declined.
     rdma: Option<Arc<Rdma>>,
+    /// `None` while everybody may do everything.
+    auth: Option<Auth>,
     /// Request ids: a random start and a count.
     boot: u64,
     requests: AtomicU64,
@@ -154,6 +173,8 @@ pub struct S3Builder {
     store: Arc<dyn Store>,
     config: S3Config,
     remote: Option<(Arc<dyn RemoteMemory>, RdmaConfig)>,
+    credentials: Option<Credentials>,
+    clock: Clock,
     collectors: Vec<Box<dyn Collector>>,
 }
 
@@ -162,6 +183,7 @@ impl std::fmt::Debug for S3Builder {
         f.debug_struct("S3Builder")
             .field("config", &self.config)
             .field("remote", &self.remote.as_ref().map(|(_, config)| config))
+            .field("credentials", &self.credentials)
             .field("collectors", &self.collectors)
             .finish_non_exhaustive()
     }
@@ -175,6 +197,20 @@ impl S3Builder {
         self
     }
 
+    /// Serves only requests that are signed with one of these keys.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// Tells the time by `clock`, against which the dates of signatures are checked. The system's is the default.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// Adds figures of the owner's to [`Metrics::page`], such as a device's counters.
     #[must_use]
     pub fn with_collector(mut self, collector: impl Collector) -> Self {
@@ -184,7 +220,7 @@ impl S3Builder {
 
     /// The service.
     pub fn build(self) -> S3Service {
-        let Self { store, config, remote, collectors } = self;
+        let Self { store, config, remote, credentials, clock, collectors } = self;
         let metrics = Arc::new(Metrics::new(&store, collectors));
         let rdma =
             remote.map(|(memory, rdma)| Arc::new(Rdma::new(memory, rdma, config.max_part, Arc::clone(&metrics))));
@@ -195,6 +231,7 @@ impl S3Builder {
             config,
             metrics,
             rdma,
+            auth: credentials.map(|credentials| Auth::new(credentials, clock)),
             boot: RandomState::new().build_hasher().finish(),
             requests: AtomicU64::new(0),
         };
@@ -210,7 +247,8 @@ impl S3Service {
 
     /// A service over `store` that is still to be set up.
     pub fn builder(store: Arc<dyn Store>, config: S3Config) -> S3Builder {
-        S3Builder { store, config, remote: None, collectors: Vec::new() }
+        let clock = Arc::new(SystemTime::now);
+        S3Builder { store, config, remote: None, credentials: None, clock, collectors: Vec::new() }
     }
 
     /// What the service has done so far.
@@ -289,15 +327,26 @@ impl Inner {
     async fn answer<G>(&self, request: Request<Incoming>, turn: Turn, connection: u64, serving: G) -> Response<G> {
         self.metrics.request();
         let id = self.next_id();
-        let (parts, body) = request.into_parts();
-        let (method, uri) = (parts.method.clone(), parts.uri.clone());
+        let (mut parts, body) = request.into_parts();
+        let method = parts.method.clone();
+        // Signatures are about what came, everything else is about the path-style form of it.
+        let path_style = self.config.domain.as_ref().and_then(|domain| vhost::path_style(&parts, domain));
+        let uri = path_style.clone().unwrap_or_else(|| parts.uri.clone());
         let expects = parts.headers.contains_key(http::header::EXPECT);
         let payload = request::payload(body, &self.metrics);
 
         let mut exchange = None;
-        let answer = match own::answer(&method, uri.path(), &self.metrics) {
-            Some(answer) => answer,
-            None => {
+        let own = own::answer(&method, uri.path(), &self.metrics);
+        let allowed = match &self.auth {
+            Some(auth) if own.is_none() || !self.config.open_pages => auth.check(&parts),
+            _ => Ok(Signed::Unsigned),
+        };
+        let answer = match (allowed, own) {
+            (Err(error), _) => Err(error),
+            (Ok(_), Some(answer)) => answer,
+            (Ok(signed), None) => {
+                payload.check(signed);
+                parts.uri = uri.clone();
                 let around = Surroundings {
                     turn: &turn,
                     max_part: self.config.max_part,

@@ -11,9 +11,11 @@ use bytes::Bytes;
 use http_body::Body;
 use hyper::body::Incoming;
 use s3s::{S3Error, s3_error};
+use sha2::{Digest, Sha256};
 
 use crate::{
     Metrics,
+    auth::{self, Chain, Signed},
     chunked::{ChunkedError, Decoder},
     error::malformed_trailer,
     turn::Turn,
@@ -31,6 +33,8 @@ pub(crate) enum PayloadError {
     Incomplete,
     /// `aws-chunked` framing is broken.
     Chunked(ChunkedError),
+    /// It is not what was signed.
+    Hash,
 }
 
 impl From<PayloadError> for S3Error {
@@ -39,6 +43,8 @@ impl From<PayloadError> for S3Error {
             PayloadError::Incomplete => s3_error!(IncompleteBody),
             PayloadError::Chunked(error @ ChunkedError::Truncated { .. }) => s3_error!(IncompleteBody, "{error}."),
             PayloadError::Chunked(ChunkedError::Trailer) => malformed_trailer(),
+            PayloadError::Chunked(ChunkedError::Signature) => auth::mismatch(),
+            PayloadError::Hash => auth::hash_mismatch(),
             PayloadError::Chunked(error) => s3_error!(InvalidRequest, "{error}."),
         }
     }
@@ -57,6 +63,10 @@ pub(crate) struct Payload {
 struct State {
     body: Incoming,
     decoder: Option<Decoder>,
+    /// The hash of what has come, and what it is to be at the end.
+    hash: Option<(Sha256, [u8; 32])>,
+    /// For the decoder.
+    chain: Option<Box<Chain>>,
     /// What the decoder has not taken yet.
     input: Bytes,
     /// Trailers of `aws-chunked`.
@@ -77,13 +87,25 @@ enum End {
 impl Payload {
     pub(crate) fn new(body: Incoming, metrics: Arc<Metrics>) -> Self {
         let end = if body.is_end_stream() { End::Reached } else { End::Open };
-        let state = State { body, decoder: None, input: Bytes::new(), trailers: Vec::new(), end };
+        let state =
+            State { body, decoder: None, hash: None, chain: None, input: Bytes::new(), trailers: Vec::new(), end };
         Self { state: Mutex::new(state), metrics }
+    }
+
+    /// Says how the body is signed: reading it to its end checks that.
+    pub(crate) fn check(&self, signed: Signed) {
+        let mut state = self.lock();
+        match signed {
+            Signed::Unsigned => {}
+            Signed::Hash(hash) => state.hash = Some((Sha256::new(), hash)),
+            Signed::Chunks(chain) => state.chain = Some(chain),
+        }
     }
 
     /// Says that the body is `aws-chunked` and holds `length` bytes of data.
     pub(crate) fn decode(&self, length: u64) {
-        self.lock().decoder = Some(Decoder::new(length));
+        let mut state = self.lock();
+        state.decoder = Some(Decoder::new(length, state.chain.take()));
     }
 
     /// The next piece of data, never an empty one; `None` at the end, where `aws-chunked` has been checked.
@@ -142,7 +164,16 @@ impl State {
                     Err(error) => return Poll::Ready(Err(PayloadError::Chunked(error))),
                 }
             }
-            match (ready!(self.poll_raw(cx, metrics))?, &mut self.decoder) {
+            let raw = ready!(self.poll_raw(cx, metrics))?;
+            match (&raw, &mut self.hash) {
+                (Some(data), Some((hash, _))) => hash.update(data),
+                // The end may be asked for again.
+                (None, Some((hash, expected))) if hash.clone().finalize().as_slice() != expected.as_slice() => {
+                    return Poll::Ready(Err(PayloadError::Hash));
+                }
+                _ => {}
+            }
+            match (raw, &mut self.decoder) {
                 (Some(data), None) => return Poll::Ready(Ok(Some(data))),
                 (Some(data), Some(_)) => self.input = data,
                 (None, None) => return Poll::Ready(Ok(None)),

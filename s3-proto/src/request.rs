@@ -1,8 +1,8 @@
 //! What a request says, read once before `s3s` sees it.
 //!
-//! Authentication is off: every SDK signs all the same, and `s3s` without credentials answers 501 to anything signed and
-//! decodes `aws-chunked` only while it checks a signature (`ops/signature.rs`). So the signature is taken off here, in the
-//! `Authorization` header and in presigned queries, and the body is decoded by [`Payload`]. Headers that `s3s` reads more
+//! Signatures have been checked before, where authentication is on; where it is off, every SDK signs all the same, and `s3s`
+//! without credentials answers 501 to anything signed and decodes `aws-chunked` only while it checks a signature
+//! (`ops/signature.rs`). So the signature is taken off here, in the `Authorization` header and in presigned queries, and the body is decoded by [`Payload`]. Headers that `s3s` reads more
 //! narrowly than S3 does (`Range`, conditions, `Expires`, metadata) are read here, too; the operations take them from the
 //! [`Context`].
 

@@ -85,6 +85,7 @@ const LANES: &[Lane] = &[
     lane("s3-token", Run::Programs(&[Target::All("rdma-token")])),
     lane("s3-http", Run::Programs(&[Target::Test("s3-proto", "http")])),
     lane("s3-target", Run::Programs(&[Target::Test("s3-proto", "target")])),
+    lane("s3-auth", Run::Programs(&[Target::Test("s3-proto", "auth")])),
     lane("s3-tcp", Run::Programs(&[Target::All("tcp-inband")])),
     lane("s3-ci", Run::Programs(&[Target::Test("ernic", "ci")])),
     lane("s3-rdma", Run::Programs(&[Target::Test("s3-proto", "rdma"), Target::Test("ionic-driver", "s3_rdma")])),
@@ -287,7 +288,10 @@ mod tests {
 
     #[test]
     fn the_s3_lanes_are_selected_by_their_prefix() {
-        assert_eq!(names(&["-R", "^s3-"]), ["s3-token", "s3-http", "s3-target", "s3-tcp", "s3-ci", "s3-rdma"]);
+        assert_eq!(
+            names(&["-R", "^s3-"]),
+            ["s3-token", "s3-http", "s3-target", "s3-auth", "s3-tcp", "s3-ci", "s3-rdma"]
+        );
     }
 
     #[test]

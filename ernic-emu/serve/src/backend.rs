@@ -45,6 +45,10 @@ pub struct S3Options {
     pub store: StoreKind,
     /// What a write has survived when it is answered.
     pub durability: Durability,
+    /// File of the keys that requests must be signed with.
+    pub credentials: Option<PathBuf>,
+    /// Domain whose subdomains are buckets.
+    pub domain: Option<String>,
 }
 
 /// Where the objects are.
@@ -109,6 +113,8 @@ impl Default for S3Options {
             etag: Etag::Md5,
             store: StoreKind::Memory,
             durability: Durability::Full,
+            credentials: None,
+            domain: None,
         }
     }
 }
@@ -180,8 +186,20 @@ impl FromStr for Backend {
 
 impl S3Options {
     /// The keys that `s3:` takes.
-    pub const KEYS: [&'static str; 10] =
-        ["bucket", "size", "objects", "ip", "port", "maxpart", "dhcp", "etag", "store", "durability"];
+    pub const KEYS: [&'static str; 12] = [
+        "bucket",
+        "size",
+        "objects",
+        "ip",
+        "port",
+        "maxpart",
+        "dhcp",
+        "etag",
+        "store",
+        "durability",
+        "credentials",
+        "domain",
+    ];
     /// Those of them that are about the guest's network.
     const OF_THE_WIRE: [&'static str; 3] = ["ip", "port", "dhcp"];
 
@@ -250,6 +268,9 @@ impl S3Options {
                     _ => return Err(rule("use on or off")),
                 };
             }
+            "credentials" if value.is_empty() => return Err(rule("a file's name is missing")),
+            "credentials" => self.credentials = Some(value.into()),
+            "domain" => self.domain = Some(domain(value).map_err(rule)?),
             "store" => self.store = value.parse().map_err(rule)?,
             "durability" => {
                 self.durability = match value {
@@ -326,6 +347,23 @@ fn bucket(name: &str) -> Result<String, &'static str> {
     Ok(name.to_owned())
 }
 
+/// A domain: labels of letters, digits and dashes (RFC 1123, section 2.1), and no address.
+fn domain(text: &str) -> Result<String, &'static str> {
+    let fits = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    if text.len() > 253 || !text.split('.').all(fits) {
+        return Err("use a name, as in s3.example.com");
+    }
+    if text.parse::<Ipv4Addr>().is_ok() {
+        return Err("an address has no subdomains");
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
 /// An address that a host on a /24 may have.
 fn ip(text: &str) -> Result<Ipv4Addr, &'static str> {
     let ip: Ipv4Addr = text.parse().map_err(|_| "use an IPv4 address, as in 192.168.200.1")?;
@@ -365,7 +403,7 @@ mod tests {
     #[test]
     fn every_key() {
         let text = "s3:bucket=my.bucket-1,size=1G,objects=16777216,ip=10.0.0.5,port=8080,maxpart=5GiB,dhcp=off,etag=crc64nvme,\
-             store=disk:\"/a,b\",durability=os";
+             store=disk:\"/a,b\",durability=os,credentials=/etc/k,domain=S3.test";
         let expected = S3Options {
             bucket: "my.bucket-1".to_owned(),
             size: 1 << 30,
@@ -377,6 +415,8 @@ mod tests {
             etag: Etag::Crc64Nvme,
             store: StoreKind::Disk("/a,b".into()),
             durability: Durability::Os,
+            credentials: Some("/etc/k".into()),
+            domain: Some("s3.test".to_owned()),
         };
         assert_eq!(text.parse(), Ok(Backend::S3(expected)));
         assert_eq!("s3:dhcp=on,etag=md5,store=memory,durability=full".parse(), Ok(Backend::S3(S3Options::default())));
@@ -453,15 +493,19 @@ mod tests {
             (
                 "s3:colour=red",
                 "s3 backend: unknown option 'colour': known are bucket, size, objects, ip, port, maxpart, dhcp, etag, store, \
-                 durability",
+                 durability, credentials, domain",
             ),
             (
                 "s3:SIZE=1M",
                 "s3 backend: unknown option 'SIZE': known are bucket, size, objects, ip, port, maxpart, dhcp, etag, store, \
-                 durability",
+                 durability, credentials, domain",
             ),
             ("s3:store=tape", "s3 backend: bad store 'tape': use memory, disk:PATH, dir:PATH or remote:URL"),
             ("s3:store=disk:", "s3 backend: bad store 'disk:': a path or URL is missing behind the colon"),
+            ("s3:credentials=", "s3 backend: bad credentials '': a file's name is missing"),
+            ("s3:domain=a..b", "s3 backend: bad domain 'a..b': use a name, as in s3.example.com"),
+            ("s3:domain=-a", "s3 backend: bad domain '-a': use a name, as in s3.example.com"),
+            ("s3:domain=10.0.0.1", "s3 backend: bad domain '10.0.0.1': an address has no subdomains"),
             ("s3:durability=none", "s3 backend: bad durability 'none': use full or os"),
             ("s3:store=\"disk:/a", "s3 backend: the quote in '\"disk:/a' does not end"),
             ("s3:size=1M,size=1M", "s3 backend: option 'size' given twice, the second time as 'size=1M'"),

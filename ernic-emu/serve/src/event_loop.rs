@@ -19,7 +19,7 @@ use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     io::Errno,
 };
-use s3_proto::{Impairment, RdmaConfig, S3Config, S3Service, Timers};
+use s3_proto::{Impairment, RdmaConfig, S3Service, Timers};
 use tcp_inband::Endpoint;
 
 use crate::{
@@ -28,6 +28,7 @@ use crate::{
     cable::Cable,
     control::{self, Control, Request, Status},
     counters::{self, Counters},
+    credentials,
     options::{LinkState, Options},
     recent::Recent,
     signals::Signals,
@@ -126,9 +127,9 @@ impl Server {
         let store = stores::open_blocking(s3)?;
         let memory = NicMemory::new(self.device.regions().clone(), self.mem.clone());
         let rdma = RdmaConfig { endpoint: s3.ip, impairment: self.impairment() };
-        let config = S3Config { max_part: s3.maxpart, etag: s3.etag, ..S3Config::default() };
+        let config = stores::service_config(s3);
         let counters = counters::Shared::default();
-        let service = S3Service::builder(Arc::clone(&store), config)
+        let service = stores::service(Arc::clone(&store), config, credentials::load(s3)?)
             .with_remote(Arc::new(memory), rdma)
             .with_collector(counters.clone())
             .build();

@@ -20,7 +20,7 @@ use anyhow::Context as _;
 use futures_util::future::{Either, select};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
-use s3_proto::{Phase, S3Config, S3Service};
+use s3_proto::{Credentials, Phase, S3Config, S3Service};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -29,7 +29,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use crate::{options::ServeOptions, startup, stores};
+use crate::{credentials, options::ServeOptions, startup, stores};
 
 /// Connections that wait to be accepted (`listen`(2)); the kernel may take fewer (`net.core.somaxconn`).
 const BACKLOG: u32 = 1024;
@@ -66,12 +66,15 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<()> {
 async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     let mut signals = Signals::install().context("cannot take over SIGINT and SIGTERM")?;
     let s3 = &options.backend;
+    let credentials = credentials::load(s3)?;
     let listener = listen(options.listen)?;
     let address = listener.local_addr().context("cannot ask for the address")?;
     let store = stores::open(s3).await?;
-    let config = S3Config { max_part: s3.maxpart, etag: s3.etag, ..S3Config::default() };
-    let service = S3Service::new(store, config);
-    startup::announce_serve(options, address);
+    // Others than this machine may not even see the figures, if they have no key.
+    let config = S3Config { open_pages: options.is_local(), ..stores::service_config(s3) };
+    let keys = credentials.as_ref().map_or(0, Credentials::len);
+    let service = stores::service(store, config, credentials).build();
+    startup::announce_serve(options, address, keys);
 
     let origin = Instant::now();
     let limit = u32::try_from(options.max_connections).unwrap_or(u32::MAX);

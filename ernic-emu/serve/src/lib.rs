@@ -7,6 +7,7 @@ pub mod backend;
 pub mod cable;
 pub mod control;
 pub mod counters;
+pub mod credentials;
 pub mod event_loop;
 pub mod host;
 pub mod logging;

@@ -21,6 +21,7 @@ use s3_proto::Faults;
 
 use crate::{
     backend::{Backend, S3Options, decimal},
+    credentials,
     logging::{self, LogFilter, LogFormat},
     mac::Mac,
     recent::Recent,
@@ -55,6 +56,8 @@ Options of the s3 backend (defaults in brackets):
   dhcp=on|off   lease addresses to the guest [on]
   etag=KIND     what ETags are made of, md5 or crc64nvme [md5]
   store=STORE   memory, disk:PATH, dir:PATH or remote:URL [memory]
+  credentials=FILE  keys that requests must be signed with, lines ACCESS:SECRET [none: everybody may do everything]
+  domain=NAME   makes bucket.NAME a way to name a bucket [none]
   durability=D  what a write has survived when it is answered, full (power loss) or os [full]
 A value with a comma, a quote or a percent sign is written in \"quotes\" (\\\" and \\\\ within) or with %XX.
 A SIZE is a number and K, M, G, T, KiB, MiB, GiB or TiB, in powers of 1024, upper or lower case alike.
@@ -71,6 +74,7 @@ const SERVE_EXAMPLES: &str = "\
 Examples:
   ernic serve                                      4 GiB, bucket 'ernic', http://127.0.0.1:9000/
   ernic serve -l [::1]:0 -b s3:size=1G             a free port, which the log names
+  ernic serve -l 0.0.0.0:9000 -b s3:credentials=keys   for those who have a key
   ernic serve -l 0.0.0.0:9000 --insecure           for everybody who can reach this machine
 
 The backend's options are those of 'ernic --help' but for ip=, port= and dhcp=; size=4G and objects=1000000 are the defaults.";
@@ -197,12 +201,12 @@ impl ServeOptions {
 
     /// What no single option can say. The text is for one line.
     fn check(&self) -> Result<(), String> {
-        if self.is_local() || self.insecure {
+        if self.is_local() || self.insecure || credentials::are_given(&self.backend) {
             return Ok(());
         }
         Err(format!(
-            "--listen: bad address '{}': others than this machine could read and write everything; listen on 127.0.0.1, or say \
-             --insecure",
+            "--listen: bad address '{}': others than this machine could read and write everything; add credentials=FILE to \
+             --backend, or listen on 127.0.0.1, or say --insecure",
             self.listen
         ))
     }
@@ -217,9 +221,7 @@ fn is_loopback(ip: IpAddr) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum Command {
     /// Serve the same S3 store on this machine's own TCP: no NIC, no QEMU, and no RDMA
-    // Once a process, and never copied about.
-    #[allow(clippy::large_enum_variant)]
-    Serve(ServeOptions),
+    Serve(Box<ServeOptions>),
     /// Ask a running server how it is: guest, link, connections, memory regions, objects, last errors
     Status {
         /// As one JSON object
@@ -580,7 +582,7 @@ mod tests {
 
     fn serve(args: &[&str]) -> ServeOptions {
         match read(&[&["serve"], args].concat()).command {
-            Some(Command::Serve(serve)) => serve,
+            Some(Command::Serve(serve)) => *serve,
             other => panic!("{other:?}"),
         }
     }
@@ -666,8 +668,8 @@ mod tests {
             ),
             (
                 &["serve", "-l", "0.0.0.0:9000"],
-                "--listen: bad address '0.0.0.0:9000': others than this machine could read and write everything; listen on \
-                 127.0.0.1, or say --insecure",
+                "--listen: bad address '0.0.0.0:9000': others than this machine could read and write everything; add \
+                 credentials=FILE to --backend, or listen on 127.0.0.1, or say --insecure",
             ),
             (&["serve", "--max-connections", "0"], "--max-connections: bad number '0': use a number from 1 to 65536"),
             (

@@ -1,11 +1,15 @@
 //! What the server says once it is ready.
 
-use std::{net::SocketAddr, path::Path};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+};
 
 use s3_proto::Etag;
 
 use crate::{
     backend::{Backend, S3Options},
+    credentials,
     options::{Options, ServeOptions},
 };
 
@@ -53,6 +57,11 @@ pub fn announce(options: &Options) {
             tracing::info!("{}", s3_line(s3));
             let dhcp = if s3.dhcp { " dhcp on" } else { " dhcp off" };
             tracing::info!("{}", limits(s3, dhcp));
+            if credentials::are_given(s3) {
+                tracing::info!("authentication is on: requests must be signed");
+            } else {
+                tracing::info!("authentication is off: every program in the guest can read and write");
+            }
             if let Some(rate) = options.rdma_rate {
                 tracing::info!("rdma rate {rate} bytes/s for all transfers together");
             }
@@ -80,16 +89,56 @@ pub fn announce(options: &Options) {
     tracing::info!("attach QEMU 10.1 or later: {}", qemu_command(&socket));
 }
 
-/// Logs what `ernic serve` serves, and where. Call it when the address is listened on.
-pub fn announce_serve(options: &ServeOptions, address: SocketAddr) {
+/// Logs what `ernic serve` serves, and where, and how to try it; `keys` is the number of access keys. Call it when the address
+/// is listened on.
+pub fn announce_serve(options: &ServeOptions, address: SocketAddr, keys: usize) {
     let s3 = &options.backend;
     tracing::info!("s3 bucket '{}' {} bytes at http://{address}/", s3.bucket, s3.size);
     tracing::info!("{}", limits(s3, ""));
     tracing::info!("no RDMA: no hardware backend configured; requests with an RDMA token are declined (501)");
-    if options.is_local() {
-        tracing::info!("authentication is off: everybody on this machine can read and write");
+    for command in commands(&s3.bucket, reachable(address), keys > 0) {
+        tracing::info!("try: {command}");
+    }
+    match keys {
+        0 if options.is_local() => {
+            tracing::info!("authentication is off: everybody on this machine can read and write")
+        }
+        0 => tracing::warn!("authentication is off: everybody who can reach {address} can read and write"),
+        1 => tracing::info!("authentication is on: requests must be signed with the access key"),
+        keys => tracing::info!("authentication is on: requests must be signed with one of {keys} access keys"),
+    }
+}
+
+/// An address that this machine can connect to, where a server listens on `address`.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    address
+}
+
+/// Commands for a shell that list the bucket. With authentication, they take the key from the environment.
+fn commands(bucket: &str, address: SocketAddr, signed: bool) -> [String; 3] {
+    let url = format!("http://{address}");
+    let [access, secret] = credentials::VARIABLES.map(|name| format!("\"${name}\""));
+    if signed {
+        [
+            format!(
+                "AWS_ACCESS_KEY_ID={access} AWS_SECRET_ACCESS_KEY={secret} AWS_DEFAULT_REGION=us-east-1 aws --endpoint-url {url} \
+                 s3 ls s3://{bucket}/"
+            ),
+            format!("curl --aws-sigv4 aws:amz:us-east-1:s3 --user {access}:{secret} {url}/{bucket}/"),
+            format!(
+                "AWS_ACCESS_KEY_ID={access} AWS_SECRET_ACCESS_KEY={secret} rclone lsf \
+                 \":s3,provider=Other,env_auth=true,endpoint='{url}':{bucket}\""
+            ),
+        ]
     } else {
-        tracing::warn!("authentication is off: everybody who can reach {address} can read and write");
+        [
+            format!("aws --no-sign-request --region us-east-1 --endpoint-url {url} s3 ls s3://{bucket}/"),
+            format!("curl {url}/{bucket}/"),
+            format!("rclone lsf \":s3,provider=Other,endpoint='{url}':{bucket}\""),
+        ]
     }
 }
 
@@ -103,6 +152,24 @@ mod tests {
             s3_line(&S3Options::default()),
             "s3 bucket 'ernic' 268435456 bytes at http://192.168.200.1:9000/ mac 02:53:c0:a8:c8:01"
         );
+    }
+
+    #[test]
+    fn the_commands_name_bucket_and_address_and_no_secret() {
+        for (address, url) in
+            [("0.0.0.0:80", "http://127.0.0.1:80"), ("[::]:9", "http://[::1]:9"), ("10.0.0.1:1", "http://10.0.0.1:1")]
+        {
+            for signed in [false, true] {
+                let commands = commands("bench", reachable(address.parse().unwrap()), signed);
+                for (command, program) in commands.iter().zip(["aws ", "curl ", "rclone "]) {
+                    assert!(
+                        command.contains(program) && command.contains(url) && command.contains("bench"),
+                        "{command}"
+                    );
+                    assert_eq!(command.contains("\"$ERNIC_SECRET_KEY\""), signed, "{command}");
+                }
+            }
+        }
     }
 
     /// Through a real shell, and the JSON through a parser: an awkward path comes out as it went in.

@@ -1,9 +1,10 @@
-//! From options to a store.
+//! From options to a store, and to the service over it.
 
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ernic_store::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store};
+use s3_proto::{Credentials, S3Builder, S3Config, S3Service};
 
 use crate::backend::{Durability, S3Options, StoreKind};
 
@@ -41,6 +42,22 @@ pub async fn open(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
 pub fn open_blocking(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().context("cannot wait for the store")?;
     runtime.block_on(open(s3))
+}
+
+/// How the service behaves by the options.
+#[must_use]
+pub fn service_config(s3: &S3Options) -> S3Config {
+    S3Config { max_part: s3.maxpart, etag: s3.etag, domain: s3.domain.clone(), ..S3Config::default() }
+}
+
+/// A service over `store` that is still to be set up; with credentials, only for those who sign with them.
+#[must_use]
+pub fn service(store: Arc<dyn Store>, config: S3Config, credentials: Option<Credentials>) -> S3Builder {
+    let builder = S3Service::builder(store, config);
+    match credentials {
+        Some(credentials) => builder.with_credentials(credentials),
+        None => builder,
+    }
 }
 
 #[cfg(test)]

@@ -6,9 +6,11 @@ use std::{
     fs,
     io::{Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt,
 };
 
 use common::{Scratch, Server, TIMEOUT, one_error};
+use ernic_client::sigv4::{self, Credentials as Signer, UNSIGNED_PAYLOAD};
 use rustix::process::{Signal, kill_process};
 
 /// A server on a free port, and where it is.
@@ -192,6 +194,77 @@ fn a_second_signal_does_not_wait() {
     assert_eq!(server.signal(Signal::INT).code(), Some(0));
     let log = server.whole_log().join("\n");
     assert!(log.contains("received again, stopping at once") || !log.contains("cut off"), "{log}");
+}
+
+/// A file of keys with the mode.
+fn keys(scratch: &Scratch, mode: u32) -> String {
+    let path = scratch.path().join("keys");
+    fs::write(&path, "# for a test\nalice:hidden\n").expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("a mode");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// A request for the list of the bucket, signed now.
+fn signed(address: SocketAddr, access: &str, secret: &str) -> String {
+    let signer = Signer { access: access.into(), secret: secret.into(), region: "us-east-1".into() };
+    let now = sigv4::date(std::time::SystemTime::now().into());
+    let headers =
+        [("host", address.to_string()), ("x-amz-content-sha256", UNSIGNED_PAYLOAD.into()), ("x-amz-date", now.clone())]
+            .map(|(name, value)| (name.to_owned(), value));
+    let authorization = sigv4::authorization(&signer, &now, "GET", "/ernic", "", &headers, UNSIGNED_PAYLOAD);
+    let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    format!("GET /ernic HTTP/1.1\r\n{lines}authorization: {authorization}\r\n\r\n")
+}
+
+#[test]
+fn with_credentials_only_signed_requests_are_served() {
+    let scratch = Scratch::new();
+    let backend = format!("s3:credentials={}", keys(&scratch, 0o600));
+    let mut command =
+        scratch.command(&["serve", "-l", "0.0.0.0:0", "-b", &backend, "-L", "trace,s3s=trace,hyper=trace"]);
+    command.envs([("ERNIC_ACCESS_KEY", "bob"), ("ERNIC_SECRET_KEY", "concealed")]);
+    let mut server = Server::spawn(command);
+    let line = server.line(" bytes at http://0.0.0.0:");
+    let port = line.trim_end_matches('/').rsplit(':').next().expect("a port");
+    let address: SocketAddr = format!("127.0.0.1:{port}").parse().expect("an address");
+    server.line("authentication is on: requests must be signed with one of 2 access keys");
+    server.line("try: curl --aws-sigv4 aws:amz:us-east-1:s3 --user \"$ERNIC_ACCESS_KEY\":\"$ERNIC_SECRET_KEY\" http://127.0.0.1:");
+    let mut stream = connect(address);
+    let (status, _, body) = ask(&mut stream, "GET", "/ernic", "", &[]);
+    assert!(status == 403 && String::from_utf8_lossy(&body).contains("<Code>AccessDenied</Code>"));
+    assert_eq!(ask(&mut stream, "GET", "/metrics", "", &[]).0, 403, "others can connect, too");
+    for (access, secret, expected) in [("alice", "hidden", 200), ("bob", "concealed", 200), ("alice", "concealed", 403)]
+    {
+        stream.write_all(signed(address, access, secret).as_bytes()).expect("sent");
+        assert_eq!(answer(&mut stream).0, expected, "{access}");
+    }
+    assert_eq!(server.terminate().code(), Some(0));
+    let log = server.whole_log().join("\n");
+    assert!(!log.contains("hidden") && !log.contains("concealed"), "no secret in the log");
+    // On loopback the figures stay open.
+    let (_local, address) = start(&scratch, &["-l", "127.0.0.1:0", "-b", &backend]);
+    assert_eq!(ask(&mut connect(address), "GET", "/metrics", "", &[]).0, 200);
+}
+
+#[test]
+fn credentials_that_will_not_do_are_one_line() {
+    let scratch = Scratch::new();
+    let path = keys(&scratch, 0o644);
+    let expected = format!(
+        "Error: s3 backend: bad credentials '{path}': others than its owner have rights to it (mode 0644); run: chmod 600 {path}"
+    );
+    let backend = format!("s3:credentials={path}");
+    for arguments in [&["serve", "-l", "127.0.0.1:0", "-b", &backend][..], &["-b", &backend]] {
+        let mut command = scratch.command(arguments);
+        command.env("ERNIC_LOG_LEVEL", "off");
+        assert_eq!(one_error(command), (Some(1), expected.clone()));
+    }
+    for (set, missing) in [("ERNIC_ACCESS_KEY", "ERNIC_SECRET_KEY"), ("ERNIC_SECRET_KEY", "ERNIC_ACCESS_KEY")] {
+        let mut command = scratch.command(&["serve", "-l", "0.0.0.0:0"]);
+        command.env(set, "concealed");
+        let line = format!("Error: {set} is set without {missing}: set both, or neither");
+        assert_eq!(one_error(command), (Some(1), line));
+    }
 }
 
 #[test]

@@ -44,6 +44,8 @@ impl Scratch {
             .args(arguments)
             .env("XDG_RUNTIME_DIR", self.path())
             .env_remove("ERNIC_LOG_LEVEL")
+            .env_remove("ERNIC_ACCESS_KEY")
+            .env_remove("ERNIC_SECRET_KEY")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
