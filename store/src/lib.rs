@@ -11,6 +11,8 @@ mod disk;
 mod error;
 pub mod list;
 mod memory;
+#[cfg(feature = "remote")]
+mod remote;
 mod types;
 
 use std::{ops::Range, pin::Pin, sync::Arc};
@@ -22,6 +24,8 @@ use futures_util::Stream;
 pub use disk::{DiskConfig, DiskStore, Durability, OpenError};
 pub use error::{Result, StoreError};
 pub use memory::{MemoryConfig, MemoryStore};
+#[cfg(feature = "remote")]
+pub use remote::{Credentials, RemoteError, RemoteStore, RemoteUrl};
 pub use types::*;
 
 /// Pieces of an object's content, in order.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+#[cfg(feature = "remote")]
+use ernic_store::{Credentials, RemoteStore, RemoteUrl};
 use ernic_store::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store};
 use s3_proto::{Credentials, S3Builder, S3Config, S3Service};
 
@@ -24,7 +26,9 @@ pub async fn open(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
             let config = DiskConfig { path: path.clone(), capacity: s3.size, objects: s3.objects, durability };
             Arc::new(DiskStore::open(config).context("s3 backend: cannot open the store")?)
         }
-        other => bail!("s3 backend: bad store '{other}': this build has store=memory and store=disk:PATH only"),
+        #[cfg(feature = "remote")]
+        StoreKind::Remote(url) => return remote(url),
+        other => bail!("s3 backend: bad store '{other}': this build does not have it"),
     };
     // It is there already where the store outlives the server.
     store
@@ -32,6 +36,15 @@ pub async fn open(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
         .await
         .with_context(|| format!("s3 backend: cannot make bucket '{}' in store '{}'", s3.bucket, s3.store))?;
     Ok(store)
+}
+
+/// A store in front of the one at `url`. Its buckets are that one's, so none is made here, and it may come up later.
+#[cfg(feature = "remote")]
+fn remote(url: &str) -> anyhow::Result<Arc<dyn Store>> {
+    let url: RemoteUrl = url.parse().context("s3 backend: bad store")?;
+    let credentials = Credentials::from_env().context("s3 backend: bad store")?;
+    let store = RemoteStore::open(&url, credentials).context("s3 backend: bad store")?;
+    Ok(Arc::new(store))
 }
 
 /// [`open`] where there is no runtime: waits on this thread.
@@ -73,5 +86,19 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let buckets = runtime.block_on(store.list_buckets()).unwrap();
         assert_eq!(buckets.iter().map(|bucket| bucket.name.as_str()).collect::<Vec<_>>(), ["bench"]);
+    }
+
+    #[cfg(feature = "remote")]
+    #[test]
+    fn a_remote_store_needs_no_remote_yet() {
+        let of = |url: &str| {
+            let store = StoreKind::Remote(url.to_owned());
+            open_blocking(&S3Options { store, ..S3Options::default() }).map(|store| store.usage().capacity)
+        };
+        // Port 1 of this machine: nobody is there.
+        assert_eq!(of("s3+http://127.0.0.1:1").unwrap(), u64::MAX);
+        let error = format!("{:#}", of("s3+http://user:hush@127.0.0.1:1").unwrap_err());
+        assert!(error.starts_with("s3 backend: bad store: bad remote 's3+http://…'"), "{error}");
+        assert!(!error.contains("hush"), "{error}");
     }
 }
