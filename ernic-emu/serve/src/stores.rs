@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-#[cfg(feature = "remote")]
-use ernic_store::{Credentials, RemoteStore, RemoteUrl};
 use ernic_store::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store};
+#[cfg(feature = "remote")]
+use ernic_store::{RemoteStore, RemoteUrl};
 use s3_proto::{Credentials, S3Builder, S3Config, S3Service};
 
 use crate::backend::{Durability, S3Options, StoreKind};
@@ -42,7 +42,7 @@ pub async fn open(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
 #[cfg(feature = "remote")]
 fn remote(url: &str) -> anyhow::Result<Arc<dyn Store>> {
     let url: RemoteUrl = url.parse().context("s3 backend: bad store")?;
-    let credentials = Credentials::from_env().context("s3 backend: bad store")?;
+    let credentials = ernic_store::Credentials::from_env().context("s3 backend: bad store")?;
     let store = RemoteStore::open(&url, credentials).context("s3 backend: bad store")?;
     Ok(Arc::new(store))
 }
