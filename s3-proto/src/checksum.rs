@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use md5::Digest as _;
+use s3s::{S3Error, s3_error};
 
 /// What the ETag of an object or part says of its content.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -75,6 +76,16 @@ impl Algorithm {
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| algorithm.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The algorithm that a client names. Errors: there is no such (`InvalidRequest`).
+    pub(crate) fn named(name: &str) -> Result<Self, S3Error> {
+        Self::from_name(name).ok_or_else(|| s3_error!(InvalidRequest, "Unknown checksum algorithm {name}."))
+    }
+
+    /// Whether the checksum of a whole object can be had from those of its parts.
+    pub(crate) fn combines(self) -> bool {
+        self.crc().is_some()
     }
 
     pub(crate) fn from_header(header: &str) -> Option<Self> {

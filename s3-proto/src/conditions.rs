@@ -3,7 +3,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ernic_store::{Condition, ObjectInfo};
-use http::{HeaderMap, header};
+use http::{
+    HeaderMap,
+    header::{self, AsHeaderName},
+};
 
 /// The conditions of one request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,9 +51,27 @@ impl Conditions {
     /// Takes the conditional headers out of `headers`: `s3s` reads one tag and one form of date only, and refuses what
     /// HTTP says to ignore.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
-        let mut tags = |name| {
+        let names = [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE, header::IF_UNMODIFIED_SINCE];
+        let if_range = headers.remove(header::IF_RANGE).map(|value| match value.to_str().map(str::trim) {
+            Ok(text) if text.starts_with('"') => IfRange::Tag(unquote(text).to_owned()),
+            Ok(text) => httpdate::parse_http_date(text).map_or(IfRange::Never, IfRange::Date),
+            Err(_) => IfRange::Never,
+        });
+        Self { if_range, ..Self::take_named(headers, names) }
+    }
+
+    /// Takes the conditions on the source of a copy.
+    pub(crate) fn take_source(headers: &mut HeaderMap) -> Self {
+        let names = ["match", "none-match", "modified-since", "unmodified-since"];
+        Self::take_named(headers, names.map(|name| format!("x-amz-copy-source-if-{name}")))
+    }
+
+    /// Takes the four conditions that reads of all kinds have: match, none-match, modified-since, unmodified-since.
+    fn take_named<N: AsHeaderName + Clone>(headers: &mut HeaderMap, names: [N; 4]) -> Self {
+        let [if_match, if_none_match, if_modified_since, if_unmodified_since] = names;
+        let mut tags = |name: N| {
             let mut all = None;
-            for value in headers.get_all(&name) {
+            for value in headers.get_all(name.clone()) {
                 let tags = Tags::parse(&String::from_utf8_lossy(value.as_bytes()));
                 match (&mut all, tags) {
                     (None, tags) => all = Some(tags),
@@ -61,18 +82,12 @@ impl Conditions {
             headers.remove(name);
             all
         };
-        let (if_match, if_none_match) = (tags(header::IF_MATCH), tags(header::IF_NONE_MATCH));
+        let (if_match, if_none_match) = (tags(if_match), tags(if_none_match));
         // "A recipient MUST ignore the header field if the received value is not a valid HTTP-date" (13.1.3, 13.1.4).
         let mut date =
-            |name| headers.remove(name).and_then(|value| httpdate::parse_http_date(value.to_str().ok()?).ok());
-        let (if_modified_since, if_unmodified_since) =
-            (date(header::IF_MODIFIED_SINCE), date(header::IF_UNMODIFIED_SINCE));
-        let if_range = headers.remove(header::IF_RANGE).map(|value| match value.to_str().map(str::trim) {
-            Ok(text) if text.starts_with('"') => IfRange::Tag(unquote(text).to_owned()),
-            Ok(text) => httpdate::parse_http_date(text).map_or(IfRange::Never, IfRange::Date),
-            Err(_) => IfRange::Never,
-        });
-        Self { if_match, if_none_match, if_modified_since, if_unmodified_since, if_range }
+            |name: N| headers.remove(name).and_then(|value| httpdate::parse_http_date(value.to_str().ok()?).ok());
+        let (if_modified_since, if_unmodified_since) = (date(if_modified_since), date(if_unmodified_since));
+        Self { if_match, if_none_match, if_modified_since, if_unmodified_since, if_range: None }
     }
 
     /// What becomes of a GET or HEAD of this object, in the order of RFC 9110, section 13.2.2.
@@ -105,22 +120,21 @@ impl Conditions {
         }
     }
 
-    /// What a write asks of the object that is there. S3 knows `if-none-match: *` and `if-match: <etag>`.
+    /// What a write asks of the object that is there: one condition, which the store checks in the step that makes the
+    /// write visible. S3 itself knows `if-none-match: *` and `if-match`.
     pub(crate) fn write(&self) -> Result<Condition, Unsupported> {
+        let one = |tags: &[String]| match tags {
+            [tag] => Ok(tag.clone()),
+            _ => Err(Unsupported),
+        };
         match (&self.if_match, &self.if_none_match) {
             (None, None) => Ok(Condition::None),
             (None, Some(Tags::Any)) => Ok(Condition::Absent),
-            (Some(Tags::List(tags)), None) => match tags.as_slice() {
-                [tag] => Ok(Condition::Match(tag.clone())),
-                _ => Err(Unsupported),
-            },
-            _ => Err(Unsupported),
+            (None, Some(Tags::List(tags))) => one(tags).map(Condition::Differs),
+            (Some(Tags::Any), None) => Ok(Condition::Present),
+            (Some(Tags::List(tags)), None) => one(tags).map(Condition::Match),
+            (Some(_), Some(_)) => Err(Unsupported),
         }
-    }
-
-    /// Whether there is no condition that a write or delete would have to keep.
-    pub(crate) fn none_for_write(&self) -> bool {
-        self.if_match.is_none() && self.if_none_match.is_none()
     }
 }
 
@@ -222,6 +236,19 @@ mod tests {
     }
 
     #[test]
+    fn conditions_on_a_source_have_names_of_their_own() {
+        let mut headers = HeaderMap::new();
+        headers.insert("if-match", HeaderValue::from_static("\"x\""));
+        headers.insert("x-amz-copy-source-if-match", HeaderValue::from_static("\"abc-1\""));
+        headers.insert("x-amz-copy-source-if-unmodified-since", HeaderValue::from_static(BEFORE));
+        assert_eq!(Conditions::take_source(&mut headers).read(&info()), Verdict::Proceed, "the tag wins over the date");
+        assert_eq!(headers.len(), 1);
+        headers.insert("x-amz-copy-source-if-none-match", HeaderValue::from_static("\"abc-1\""));
+        assert_eq!(Conditions::take_source(&mut headers).read(&info()), Verdict::NotModified);
+        assert_eq!(Conditions::take(&mut headers).read(&info()), Verdict::Failed);
+    }
+
+    #[test]
     fn if_range_needs_exactly_what_the_client_has() {
         for (value, counts) in [
             ("\"abc-1\"", true),
@@ -237,14 +264,15 @@ mod tests {
     }
 
     #[test]
-    fn writes_know_two_conditions() {
+    fn writes_know_one_condition() {
         for (list, condition) in [
             (&[][..], Ok(Condition::None)),
             (&[("if-none-match", "*")], Ok(Condition::Absent)),
             (&[("if-match", "\"e\"")], Ok(Condition::Match("e".into()))),
-            (&[("if-match", "*")], Err(Unsupported)),
+            (&[("if-match", "*")], Ok(Condition::Present)),
             (&[("if-match", "\"a\",\"b\"")], Err(Unsupported)),
-            (&[("if-none-match", "\"a\"")], Err(Unsupported)),
+            (&[("if-none-match", "\"a\"")], Ok(Condition::Differs("a".into()))),
+            (&[("if-none-match", "\"a\",\"b\"")], Err(Unsupported)),
             (&[("if-none-match", "*"), ("if-match", "\"a\"")], Err(Unsupported)),
         ] {
             assert_eq!(conditions(list).write(), condition, "{list:?}");

@@ -47,6 +47,7 @@ mod rdma;
 mod request;
 mod response;
 mod route;
+mod tags;
 mod turn;
 mod vhost;
 
@@ -91,6 +92,7 @@ use crate::{
     rdma::{Exchange, Rdma},
     request::Surroundings,
     response::Response,
+    route::Op,
     turn::Turn,
 };
 
@@ -113,6 +115,9 @@ const MAX_BUFFER: usize = 256 * 1024;
 pub struct S3Config {
     /// Most bytes of one PUT or part; more is refused with `EntityTooLarge`. Default 256 MiB.
     pub max_part: u64,
+    /// Least bytes of a part that is not the last; a multipart upload with less cannot be completed (`EntityTooSmall`).
+    /// Default 5 MiB ("Amazon S3 multipart upload limits" in the S3 user guide).
+    pub min_part: u64,
     /// Region that buckets are said to be in. Default `us-east-1`.
     pub region: String,
     /// The `server` header. Default `ernic`; left out if it is no header value.
@@ -129,6 +134,7 @@ impl Default for S3Config {
     fn default() -> Self {
         Self {
             max_part: 256 * 1024 * 1024,
+            min_part: 5 * 1024 * 1024,
             region: "us-east-1".into(),
             server: "ernic".into(),
             etag: Etag::Md5,
@@ -385,6 +391,7 @@ impl Inner {
         let prepared = request::prepare(&mut parts, payload, around, exchange)?;
         let body =
             if prepared.op.takes_document() { Body::from(request::document(&prepared).await?) } else { Body::empty() };
+        let op = prepared.op;
         let mut response = self.s3s.call(Request::from_parts(parts, body)).await.map_err(|error| {
             error::report(&format!("{error:?}"));
             S3Error::new(s3s::S3ErrorCode::InternalError)
@@ -395,6 +402,9 @@ impl Inner {
         {
             // `s3s` sets 206 for a GET only.
             *response.status_mut() = http::StatusCode::PARTIAL_CONTENT;
+        }
+        if op == Op::GetObjectAttributes {
+            response::bare_etag(&mut response);
         }
         Ok(response)
     }

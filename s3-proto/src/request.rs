@@ -10,7 +10,7 @@ use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{Bytes, BytesMut};
-use ernic_store::Metadata;
+use ernic_store::{Metadata, Tags};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, Version, header, request::Parts};
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
@@ -25,6 +25,7 @@ use crate::{
     range::RangeSpec,
     rdma::{self, Exchange, Rdma},
     route::{self, Op},
+    tags,
     turn::Turn,
 };
 
@@ -33,6 +34,13 @@ use crate::{
 const MAX_DOCUMENT: u64 = 4 * 1024 * 1024;
 /// Most bytes of user metadata, names and values together ("Working with object metadata" in the S3 user guide).
 const MAX_USER_METADATA: usize = 2048;
+
+/// Id of the one owner of everything.
+pub(crate) const OWNER: &str = "ernic";
+/// Names the object that is copied.
+const COPY_SOURCE: &str = "x-amz-copy-source";
+/// The tags of a new object.
+const TAGGING: &str = "x-amz-tagging";
 
 /// What the operations need of a request beyond what `s3s` gives them. It travels in the request's extensions.
 #[derive(Debug)]
@@ -47,7 +55,11 @@ pub(crate) struct Context {
     pub(crate) checksum: Checksum,
     pub(crate) range: Option<RangeSpec>,
     pub(crate) conditions: Conditions,
+    /// The conditions on the object that is copied.
+    pub(crate) source_conditions: Conditions,
     pub(crate) meta: Metadata,
+    /// What `x-amz-tagging` says.
+    pub(crate) tags: Tags,
 }
 
 /// Which checksum the content is to have.
@@ -55,6 +67,8 @@ pub(crate) struct Context {
 pub(crate) struct Checksum {
     pub(crate) algorithm: Algorithm,
     pub(crate) expected: Expected,
+    /// Whether the client has named the algorithm; else it is the default.
+    pub(crate) named: bool,
 }
 
 /// Where the checksum's value comes from.
@@ -124,11 +138,14 @@ pub(crate) fn prepare(
     check_host(parts)?;
     let query = take_signature(parts)?;
     let path = percent_decode_str(parts.uri.path()).decode_utf8().map_err(|_| S3ErrorCode::InvalidURI)?;
-    let op = route::resolve(&parts.method, &path, &query)?;
+    let copies = parts.headers.contains_key(COPY_SOURCE);
+    let op = route::resolve(&parts.method, &path, &query, copies)?;
     let headers = &mut parts.headers;
     *exchange = rdma::claim(headers, op, around.rdma, around.metrics, around.connection)?;
     let token = exchange.is_some();
     refuse_unknown_features(headers, op)?;
+    refuse_access_control(headers)?;
+    refuse_other_owner(headers)?;
 
     let aws_chunked = is_aws_chunked(headers)?;
     let length = length(headers, aws_chunked)?;
@@ -148,7 +165,7 @@ pub(crate) fn prepare(
     }
 
     let body = content || op.takes_document();
-    let verify_document = matches!(op, Op::CreateBucket | Op::DeleteObjects);
+    let verify_document = op.takes_checked_document();
     let context = Context {
         payload: Arc::clone(payload),
         turn: around.turn.clone(),
@@ -162,7 +179,12 @@ pub(crate) fn prepare(
         },
         range: take_range(headers),
         conditions: Conditions::take(headers),
+        source_conditions: if op.takes_source() { Conditions::take_source(headers) } else { Conditions::default() },
         meta: if op.takes_metadata() { take_metadata(headers)? } else { Metadata::default() },
+        tags: match headers.get(TAGGING) {
+            Some(value) => tags::of_header(value.as_bytes())?,
+            None => Tags::new(),
+        },
     };
     for name in [header::AUTHORIZATION, header::CONTENT_ENCODING, header::EXPIRES] {
         headers.remove(name);
@@ -207,7 +229,52 @@ pub(crate) async fn document(prepared: &Prepared) -> Result<Bytes, S3Error> {
     if let Some(digested) = digests.map(Digests::finish) {
         context.verify(&digested)?;
     }
-    Ok(if more.is_empty() { first } else { [first, more.freeze()].concat().into() })
+    let document: Bytes = if more.is_empty() { first } else { [first, more.freeze()].concat().into() };
+    if prepared.op == Op::CreateBucket && find(&document, b"<Tags").is_some() {
+        // `s3s` knows nothing of them.
+        return Err(not_implemented("What Tags in a CreateBucketConfiguration asks for"));
+    }
+    Ok(without_cdata(&document).map_or(document, Bytes::from))
+}
+
+/// Writes the CDATA sections of a document as ordinary text, because `s3s` takes no notice of them. `None` if there are none.
+fn without_cdata(document: &[u8]) -> Option<Vec<u8>> {
+    const START: &[u8] = b"<![CDATA[";
+    const END: &[u8] = b"]]>";
+    let mut rest = document;
+    let mut out = Vec::new();
+    while let Some(start) = find(rest, START) {
+        let section = &rest[start + START.len()..];
+        let end = find(section, END)?;
+        out.extend_from_slice(&rest[..start]);
+        for &byte in &section[..end] {
+            match byte {
+                b'<' => out.extend_from_slice(b"&lt;"),
+                b'>' => out.extend_from_slice(b"&gt;"),
+                b'&' => out.extend_from_slice(b"&amp;"),
+                byte => out.push(byte),
+            }
+        }
+        rest = &section[end + END.len()..];
+    }
+    if out.is_empty() && rest.len() == document.len() {
+        return None;
+    }
+    out.extend_from_slice(rest);
+    Some(out)
+}
+
+/// Where `what` is in `text`.
+fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    let first = what.first()?;
+    let mut from = 0;
+    while let Some(at) = text[from..].iter().position(|byte| byte == first) {
+        if text[from + at..].starts_with(what) {
+            return Some(from + at);
+        }
+        from += at + 1;
+    }
+    None
 }
 
 /// HTTP/1.1 needs exactly one `Host` (RFC 9112, section 3.2).
@@ -261,13 +328,17 @@ fn take_signature(parts: &mut Parts) -> Result<Vec<(String, String)>, S3Error> {
 
 /// Refuses what would otherwise be silently ignored: the client would believe that it has been done.
 fn refuse_unknown_features(headers: &HeaderMap, op: Op) -> Result<(), S3Error> {
-    for name in headers.keys().map(HeaderName::as_str) {
-        let refused = match name {
-            "x-amz-tagging"
-            | "x-amz-website-redirect-location"
-            | "x-amz-write-offset-bytes"
-            | "x-amz-rename-source" => true,
-            name => ["x-amz-copy-source", "x-amz-server-side-encryption", "x-amz-object-lock-", "x-amz-if-match-"]
+    for (name, value) in headers {
+        let refused = match name.as_str() {
+            "x-amz-website-redirect-location" | "x-amz-write-offset-bytes" | "x-amz-rename-source" => true,
+            TAGGING => !op.takes_metadata(),
+            COPY_SOURCE => !op.takes_source(),
+            "x-amz-copy-source-range" => op != Op::UploadPartCopy,
+            "x-amz-if-match-last-modified-time" | "x-amz-if-match-size" => op != Op::DeleteObject,
+            "x-amz-bucket-object-lock-enabled" => !value.as_bytes().eq_ignore_ascii_case(b"false"),
+            "x-amz-object-ownership" => value != "BucketOwnerEnforced",
+            name if name.starts_with("x-amz-copy-source-if-") => !op.takes_source(),
+            name => ["x-amz-copy-source-", "x-amz-server-side-encryption", "x-amz-object-lock-", "x-amz-if-match-"]
                 .iter()
                 .any(|prefix| name.starts_with(prefix)),
         };
@@ -284,6 +355,52 @@ fn refuse_unknown_features(headers: &HeaderMap, op: Op) -> Result<(), S3Error> {
     Ok(())
 }
 
+/// Buckets are as S3 makes them since 2023: the owner owns everything in them, and there are no access control lists. S3
+/// takes a canned one that says just that and refuses all others ("Controlling ownership of objects and disabling ACLs" in
+/// the S3 user guide).
+fn refuse_access_control(headers: &HeaderMap) -> Result<(), S3Error> {
+    const CANNED: [&str; 8] = [
+        "private",
+        "bucket-owner-read",
+        "bucket-owner-full-control",
+        "public-read",
+        "public-read-write",
+        "authenticated-read",
+        "aws-exec-read",
+        "log-delivery-write",
+    ];
+    if let Some(value) = headers.get("x-amz-acl") {
+        match CANNED.iter().position(|canned| value == canned) {
+            Some(0..3) => {}
+            Some(_) => return Err(no_access_control()),
+            None => return Err(error(S3ErrorCode::InvalidArgument, "The header x-amz-acl is no canned ACL.")),
+        }
+    }
+    if headers.keys().any(|name| name.as_str().starts_with("x-amz-grant-")) {
+        return Err(no_access_control());
+    }
+    Ok(())
+}
+
+/// `AccessControlListNotSupported` (400).
+pub(crate) fn no_access_control() -> S3Error {
+    error(
+        S3ErrorCode::AccessControlListNotSupported,
+        "The bucket does not allow ACLs: everything belongs to the one owner, who has full control.",
+    )
+}
+
+/// A client that names the owner it expects wants to be refused where it is another ("Verifying bucket ownership" in the S3
+/// user guide).
+fn refuse_other_owner(headers: &HeaderMap) -> Result<(), S3Error> {
+    for name in ["x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"] {
+        if headers.get(name).is_some_and(|expected| expected != OWNER) {
+            return Err(s3_error!(AccessDenied, "The bucket's owner is {OWNER}, and not the one in {name}."));
+        }
+    }
+    Ok(())
+}
+
 fn is_aws_chunked(headers: &HeaderMap) -> Result<bool, S3Error> {
     let encoded = headers
         .get_all(header::CONTENT_ENCODING)
@@ -291,6 +408,8 @@ fn is_aws_chunked(headers: &HeaderMap) -> Result<bool, S3Error> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .any(|coding| coding.trim().eq_ignore_ascii_case("aws-chunked"));
+    // Some clients write the coding without applying it: then they do not give the length that it needs.
+    let encoded = encoded && headers.contains_key("x-amz-decoded-content-length");
     let Some(value) = headers.get("x-amz-content-sha256").and_then(|value| value.to_str().ok()) else {
         return Ok(encoded);
     };
@@ -336,7 +455,7 @@ fn content_md5(headers: &HeaderMap) -> Result<Option<[u8; 16]>, S3Error> {
 impl Default for Checksum {
     /// What S3 computes where the client asks for nothing.
     fn default() -> Self {
-        Self { algorithm: Algorithm::Crc64Nvme, expected: Expected::Nothing }
+        Self { algorithm: Algorithm::Crc64Nvme, expected: Expected::Nothing, named: false }
     }
 }
 
@@ -358,7 +477,7 @@ fn checksum(headers: &HeaderMap, aws_chunked: bool) -> Result<Checksum, S3Error>
         let algorithm = Algorithm::from_header(name).ok_or_else(|| unknown(name))?;
         let value = value.to_str().ok().map(str::trim).filter(|value| algorithm.valid(value));
         let value = value.ok_or_else(|| s3_error!(InvalidRequest, "Value for {name} header is invalid."))?;
-        add(Checksum { algorithm, expected: Expected::Value(value.to_owned()) })?;
+        add(Checksum { algorithm, expected: Expected::Value(value.to_owned()), named: true })?;
     }
     for value in headers.get_all("x-amz-trailer") {
         for name in value.to_str().unwrap_or_default().split(',').map(str::trim) {
@@ -367,7 +486,7 @@ fn checksum(headers: &HeaderMap, aws_chunked: bool) -> Result<Checksum, S3Error>
                 if !aws_chunked {
                     return Err(error(S3ErrorCode::InvalidRequest, "A trailing checksum needs an aws-chunked body."));
                 }
-                add(Checksum { algorithm, expected: Expected::Trailer })?;
+                add(Checksum { algorithm, expected: Expected::Trailer, named: true })?;
             }
         }
     }
@@ -379,7 +498,7 @@ fn checksum(headers: &HeaderMap, aws_chunked: bool) -> Result<Checksum, S3Error>
         Some(name) => {
             let name = name.to_str().unwrap_or_default();
             let algorithm = Algorithm::from_name(name).ok_or_else(|| unknown(name))?;
-            Ok(Checksum { algorithm, expected: Expected::Nothing })
+            Ok(Checksum { algorithm, expected: Expected::Nothing, named: true })
         }
     }
 }
@@ -449,4 +568,26 @@ fn take_joined(headers: &mut HeaderMap, name: &HeaderName) -> Result<Option<Stri
 /// The body of a request that has just come.
 pub(crate) fn payload(body: Incoming, metrics: &Arc<Metrics>) -> Arc<Payload> {
     Arc::new(Payload::new(body, Arc::clone(metrics)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cdata_is_text() {
+        for (document, expected) in [
+            ("<a>b</a>", None),
+            ("", None),
+            ("<a><![CDATA[<b>&]]></a>", Some("<a>&lt;b&gt;&amp;</a>")),
+            ("<![CDATA[]]>", Some("")),
+            ("x<![CDATA[]]]]>y<![CDATA[z]]>", Some("x]]yz")),
+            // One that never ends is left for the reader to refuse.
+            ("<a><![CDATA[b</a>", None),
+            ("<![CDATA", None),
+        ] {
+            let expanded = without_cdata(document.as_bytes()).map(|text| String::from_utf8(text).unwrap());
+            assert_eq!(expanded.as_deref(), expected, "{document}");
+        }
+    }
 }

@@ -107,6 +107,14 @@ pub(crate) fn close<G>(response: &mut Response<G>) {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
 }
 
+/// Takes the quotes off the ETag of a document: S3 writes them everywhere but in that of `GetObjectAttributes`, `s3s` everywhere.
+pub(crate) fn bare_etag(response: &mut HttpResponse) {
+    let Some(document) = response.body().bytes() else { return };
+    let document = String::from_utf8_lossy(&document);
+    let bare = document.replacen("<ETag>\"", "<ETag>", 1).replacen("\"</ETag>", "</ETag>", 1);
+    *response.body_mut() = Body::from(bare);
+}
+
 /// Writes control characters in a document as character references, as S3 does: `s3s` writes them as they are, and then an
 /// XML reader takes a CR in a key for a line end. `None` if there are none. `s3s` itself puts none between elements.
 fn escape_controls(document: &[u8]) -> Option<Vec<u8>> {

@@ -9,23 +9,40 @@ use s3s::{S3Error, S3ErrorCode, s3_error};
 
 use crate::error::{error, not_implemented};
 
-/// The implemented operations.
+/// The operations that are answered with more than "not implemented".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
     ListBuckets,
-    GetBucketLocation,
-    GetBucketVersioning,
     HeadBucket,
     CreateBucket,
+    DeleteBucket,
+    GetBucketLocation,
+    GetBucketVersioning,
+    PutBucketVersioning,
+    GetBucketTagging,
+    PutBucketTagging,
+    DeleteBucketTagging,
+    PutBucketAcl,
+    /// One of the sub-resources in [`CONFIGURATIONS`], whose answer is that nothing has been configured.
+    GetBucketConfiguration,
     ListObjects,
+    ListObjectVersions,
     ListMultipartUploads,
     DeleteObjects,
     GetObject,
     HeadObject,
+    GetObjectAttributes,
+    GetObjectTagging,
+    PutObjectTagging,
+    DeleteObjectTagging,
+    GetObjectAcl,
+    PutObjectAcl,
     PutObject,
+    CopyObject,
     DeleteObject,
     CreateMultipartUpload,
     UploadPart,
+    UploadPartCopy,
     CompleteMultipartUpload,
     AbortMultipartUpload,
     ListParts,
@@ -39,12 +56,32 @@ impl Op {
 
     /// Whether the body is a document.
     pub(crate) fn takes_document(self) -> bool {
-        matches!(self, Self::CreateBucket | Self::DeleteObjects | Self::CompleteMultipartUpload)
+        self.takes_checked_document() || self == Self::CompleteMultipartUpload
+    }
+
+    /// Whether the body is a document that the request's checksum headers are about.
+    /// Those of `CompleteMultipartUpload` are about the object.
+    pub(crate) fn takes_checked_document(self) -> bool {
+        matches!(
+            self,
+            Self::CreateBucket
+                | Self::PutBucketVersioning
+                | Self::PutBucketTagging
+                | Self::PutBucketAcl
+                | Self::DeleteObjects
+                | Self::PutObjectTagging
+                | Self::PutObjectAcl
+        )
     }
 
     /// Whether the request says what an object is to carry.
     pub(crate) fn takes_metadata(self) -> bool {
-        matches!(self, Self::PutObject | Self::CreateMultipartUpload)
+        matches!(self, Self::PutObject | Self::CopyObject | Self::CreateMultipartUpload)
+    }
+
+    /// Whether the content is that of an object that the request names.
+    pub(crate) fn takes_source(self) -> bool {
+        matches!(self, Self::CopyObject | Self::UploadPartCopy)
     }
 
     /// Whether S3 over RDMA has a path for it.
@@ -52,6 +89,25 @@ impl Op {
         matches!(self, Self::GetObject | Self::PutObject | Self::UploadPart)
     }
 }
+
+/// Sub-resources of buckets that clients ask for out of habit, and that are never configured here: a GET says so as S3 does.
+const CONFIGURATIONS: &[&str] = &[
+    "accelerate",
+    "acl",
+    "cors",
+    "encryption",
+    "lifecycle",
+    "logging",
+    "notification",
+    "object-lock",
+    "ownershipControls",
+    "policy",
+    "policyStatus",
+    "publicAccessBlock",
+    "replication",
+    "requestPayment",
+    "website",
+];
 
 /// What a path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,49 +117,32 @@ enum Resource {
     Object,
 }
 
-/// Sub-resources of buckets and objects that S3 has and this server has not, apart from those that [`resolve`] handles. A
-/// request that names one asks for another operation than the plain one.
+/// Sub-resources of buckets and objects that S3 has and this server has not, whatever the method. A request that names one
+/// asks for another operation than the plain one.
 const UNKNOWN: &[&str] = &[
     "abac",
-    "accelerate",
-    "acl",
     "analytics",
     "annotation",
-    "attributes",
-    "cors",
-    "encryption",
     "events",
     "intelligent-tiering",
     "inventory",
     "legal-hold",
-    "lifecycle",
-    "logging",
     "metadataConfiguration",
     "metadataInventoryTable",
     "metadataJournalTable",
     "metadataTable",
     "metrics",
-    "notification",
-    "object-lock",
-    "ownershipControls",
-    "policy",
-    "policyStatus",
-    "publicAccessBlock",
     "renameObject",
-    "replication",
-    "requestPayment",
     "restore",
     "retention",
     "select",
     "session",
-    "tagging",
     "torrent",
-    "versions",
-    "website",
 ];
 
-/// Finds the operation. `path` is decoded, `query` holds the decoded names and values.
-pub(crate) fn resolve(method: &Method, path: &str, query: &[(String, String)]) -> Result<Op, S3Error> {
+/// Finds the operation. `path` is decoded, `query` holds the decoded names and values; `copies` says whether there is a
+/// header `x-amz-copy-source`.
+pub(crate) fn resolve(method: &Method, path: &str, query: &[(String, String)], copies: bool) -> Result<Op, S3Error> {
     let Some(rest) = path.strip_prefix('/') else {
         return Err(S3ErrorCode::InvalidURI.into());
     };
@@ -121,9 +160,10 @@ pub(crate) fn resolve(method: &Method, path: &str, query: &[(String, String)]) -
     }
 
     // What the sub-resources that are known say the operation is; at most one may be named.
-    let sub = |allowed: &[&str]| -> Result<Option<&'static str>, S3Error> {
-        const KNOWN: &[&str] = &["delete", "location", "uploadId", "uploads", "versioning"];
-        let mut named = KNOWN.iter().copied().filter(|name| has(name));
+    let sub = |allowed: &[&str]| -> Result<Option<&str>, S3Error> {
+        const KNOWN: &[&str] =
+            &["attributes", "delete", "location", "tagging", "uploadId", "uploads", "versioning", "versions"];
+        let mut named = KNOWN.iter().chain(CONFIGURATIONS).copied().filter(|name| has(name));
         let first = named.next();
         if let Some(name) = first.filter(|name| !allowed.contains(name)).or_else(|| named.next()) {
             return Err(not_implemented(&format!("{method} with ?{name}")));
@@ -139,34 +179,53 @@ pub(crate) fn resolve(method: &Method, path: &str, query: &[(String, String)]) -
         },
         (Resource::Service, _) => allowed("GET"),
 
-        (Resource::Bucket, "GET") => match sub(&["location", "uploads", "versioning"])? {
-            Some("location") => Ok(Op::GetBucketLocation),
-            Some("uploads") => Ok(Op::ListMultipartUploads),
-            Some(_) => Ok(Op::GetBucketVersioning),
-            None => match value("list-type") {
-                None | Some("2") => Ok(Op::ListObjects),
-                Some(other) => {
-                    Err(s3_error!(InvalidArgument, "Invalid list-type: {other}. It is 2, or absent for version 1."))
-                }
-            },
-        },
+        (Resource::Bucket, "GET") => {
+            let plain = ["location", "tagging", "uploads", "versioning", "versions"];
+            match sub(&[&plain[..], CONFIGURATIONS].concat())? {
+                Some("location") => Ok(Op::GetBucketLocation),
+                Some("tagging") => Ok(Op::GetBucketTagging),
+                Some("uploads") => Ok(Op::ListMultipartUploads),
+                Some("versioning") => Ok(Op::GetBucketVersioning),
+                Some("versions") => Ok(Op::ListObjectVersions),
+                Some(_) => Ok(Op::GetBucketConfiguration),
+                None => match value("list-type") {
+                    None | Some("2") => Ok(Op::ListObjects),
+                    Some(other) => {
+                        Err(s3_error!(InvalidArgument, "Invalid list-type: {other}. It is 2, or absent for version 1."))
+                    }
+                },
+            }
+        }
         (Resource::Bucket, "HEAD") => sub(&[]).map(|_| Op::HeadBucket),
-        (Resource::Bucket, "PUT") => sub(&[]).map(|_| Op::CreateBucket),
+        (Resource::Bucket, "PUT") => Ok(match sub(&["acl", "tagging", "versioning"])? {
+            Some("acl") => Op::PutBucketAcl,
+            Some("tagging") => Op::PutBucketTagging,
+            Some(_) => Op::PutBucketVersioning,
+            None => Op::CreateBucket,
+        }),
         (Resource::Bucket, "POST") => match sub(&["delete"])? {
             Some(_) => Ok(Op::DeleteObjects),
             None => Err(not_implemented("An upload by HTML form")),
         },
-        (Resource::Bucket, "DELETE") => Err(not_implemented("DeleteBucket")),
+        (Resource::Bucket, "DELETE") => Ok(match sub(&["tagging"])? {
+            Some(_) => Op::DeleteBucketTagging,
+            None => Op::DeleteBucket,
+        }),
         (Resource::Bucket, _) => allowed("GET, HEAD, PUT, POST, DELETE"),
 
-        (Resource::Object, "GET") => match sub(&["uploadId"])? {
-            Some(_) => Ok(Op::ListParts),
-            None => Ok(Op::GetObject),
-        },
+        (Resource::Object, "GET") => Ok(match sub(&["acl", "attributes", "tagging", "uploadId"])? {
+            Some("acl") => Op::GetObjectAcl,
+            Some("attributes") => Op::GetObjectAttributes,
+            Some("tagging") => Op::GetObjectTagging,
+            Some(_) => Op::ListParts,
+            None => Op::GetObject,
+        }),
         (Resource::Object, "HEAD") => sub(&[]).map(|_| Op::HeadObject),
-        (Resource::Object, "PUT") => match (sub(&["uploadId"])?.is_some(), has("partNumber")) {
-            (false, false) => Ok(Op::PutObject),
-            (true, true) => Ok(Op::UploadPart),
+        (Resource::Object, "PUT") => match (sub(&["acl", "tagging", "uploadId"])?, has("partNumber")) {
+            (Some("acl"), false) => Ok(Op::PutObjectAcl),
+            (Some("tagging"), false) => Ok(Op::PutObjectTagging),
+            (Some("uploadId"), true) => Ok(if copies { Op::UploadPartCopy } else { Op::UploadPart }),
+            (None, false) => Ok(if copies { Op::CopyObject } else { Op::PutObject }),
             _ => Err(error(S3ErrorCode::InvalidArgument, "A part needs both partNumber and uploadId.")),
         },
         (Resource::Object, "POST") => match sub(&["uploadId", "uploads"])? {
@@ -174,10 +233,11 @@ pub(crate) fn resolve(method: &Method, path: &str, query: &[(String, String)]) -
             Some(_) => Ok(Op::CreateMultipartUpload),
             None => allowed("GET, HEAD, PUT, DELETE"),
         },
-        (Resource::Object, "DELETE") => match sub(&["uploadId"])? {
-            Some(_) => Ok(Op::AbortMultipartUpload),
-            None => Ok(Op::DeleteObject),
-        },
+        (Resource::Object, "DELETE") => Ok(match sub(&["tagging", "uploadId"])? {
+            Some("tagging") => Op::DeleteObjectTagging,
+            Some(_) => Op::AbortMultipartUpload,
+            None => Op::DeleteObject,
+        }),
         (Resource::Object, _) => allowed("GET, HEAD, PUT, POST, DELETE"),
     }
 }
@@ -196,7 +256,7 @@ mod tests {
     fn route(method: &str, target: &str) -> Result<Op, String> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let query: Vec<_> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
-        resolve(&method.parse().unwrap(), path, &query).map_err(|error| error.code().as_str().to_owned())
+        resolve(&method.parse().unwrap(), path, &query, false).map_err(|error| error.code().as_str().to_owned())
     }
 
     #[test]
@@ -212,13 +272,28 @@ mod tests {
             ("GET", "/b/?location=", GetBucketLocation),
             ("GET", "/b?versioning", GetBucketVersioning),
             ("GET", "/b?uploads", ListMultipartUploads),
+            ("GET", "/b?versions&prefix=a", ListObjectVersions),
+            ("GET", "/b?tagging", GetBucketTagging),
+            ("GET", "/b?acl", GetBucketConfiguration),
+            ("GET", "/b?policyStatus", GetBucketConfiguration),
             ("HEAD", "/b", HeadBucket),
             ("PUT", "/b", CreateBucket),
+            ("PUT", "/b?versioning", PutBucketVersioning),
+            ("PUT", "/b?tagging", PutBucketTagging),
+            ("PUT", "/b?acl", PutBucketAcl),
+            ("DELETE", "/b", DeleteBucket),
+            ("DELETE", "/b/?tagging", DeleteBucketTagging),
             ("POST", "/b?delete", DeleteObjects),
             ("GET", "/b/k", GetObject),
             ("GET", "/b//", GetObject),
             ("GET", "/b/k?partNumber=3", GetObject),
             ("GET", "/b/k?uploadId=1", ListParts),
+            ("GET", "/b/k?attributes&versionId=3", GetObjectAttributes),
+            ("GET", "/b/k?acl", GetObjectAcl),
+            ("GET", "/b/k?tagging", GetObjectTagging),
+            ("PUT", "/b/k?acl", PutObjectAcl),
+            ("PUT", "/b/k?tagging", PutObjectTagging),
+            ("DELETE", "/b/k?tagging&versionId=null", DeleteObjectTagging),
             ("HEAD", "/b/k", HeadObject),
             ("PUT", "/b/k", PutObject),
             ("PUT", "/b/k?partNumber=1&uploadId=u", UploadPart),
@@ -229,6 +304,11 @@ mod tests {
         ] {
             assert_eq!(route(method, target), Ok(op), "{method} {target}");
         }
+        let part = [("partNumber", "1"), ("uploadId", "u")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        for (query, op) in [(&[][..], CopyObject), (&part, UploadPartCopy)] {
+            assert_eq!(resolve(&Method::PUT, "/b/k", query, true).ok(), Some(op));
+        }
+        assert_eq!(resolve(&Method::GET, "/b/k", &[], true).ok(), Some(GetObject));
     }
 
     #[test]
@@ -239,21 +319,27 @@ mod tests {
             ("POST", "/", "MethodNotAllowed"),
             ("DELETE", "/", "MethodNotAllowed"),
             ("OPTIONS", "*", "InvalidURI"),
-            ("GET", "/b?acl", "NotImplemented"),
+            ("GET", "/b?acl&cors", "NotImplemented"),
+            ("GET", "/b?versions&versioning", "NotImplemented"),
+            ("GET", "/b?inventory&id=1", "NotImplemented"),
             ("GET", "/b?list-type=3", "InvalidArgument"),
             ("GET", "/b?uploads&location", "NotImplemented"),
             ("GET", "/b?delete", "NotImplemented"),
             ("HEAD", "/b?versioning", "NotImplemented"),
-            ("PUT", "/b?versioning", "NotImplemented"),
+            ("PUT", "/b?policy", "NotImplemented"),
             ("PUT", "/b?cors", "NotImplemented"),
             ("POST", "/b", "NotImplemented"),
-            ("DELETE", "/b", "NotImplemented"),
+            ("DELETE", "/b?cors", "NotImplemented"),
             ("DELETE", "/b?versioning", "NotImplemented"),
             ("PATCH", "/b", "MethodNotAllowed"),
             ("DELETE", "/b/k?acl", "NotImplemented"),
-            ("DELETE", "/b/k?tagging", "NotImplemented"),
+            ("DELETE", "/b/k?tagging&uploadId=u", "NotImplemented"),
             ("DELETE", "/b/k?uploads", "NotImplemented"),
             ("PUT", "/b/k?uploads", "NotImplemented"),
+            ("PUT", "/b/k?attributes", "NotImplemented"),
+            ("PUT", "/b/k?tagging&partNumber=1", "InvalidArgument"),
+            ("GET", "/b/k?versions", "NotImplemented"),
+            ("GET", "/b/k?policy", "NotImplemented"),
             ("PUT", "/b/k?uploadId=u", "InvalidArgument"),
             ("PUT", "/b/k?partNumber=1", "InvalidArgument"),
             ("GET", "/b/k?uploads", "NotImplemented"),

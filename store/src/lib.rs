@@ -51,6 +51,12 @@ pub trait Store: Send + Sync + 'static {
     /// version or delete marker.
     async fn delete_bucket(&self, bucket: &str) -> Result<()>;
 
+    /// Whether a bucket keeps versions. Asked for with most requests, so that a store for which [`Store::head_bucket`] is far
+    /// should know it without. Errors: [`StoreError::NoSuchBucket`], where that is known.
+    async fn versioning(&self, bucket: &str) -> Result<Versioning> {
+        Ok(self.head_bucket(bucket).await?.versioning)
+    }
+
     /// Turns versioning on, or suspends it. It can never be [`Versioning::Off`] again.
     async fn set_versioning(&self, _bucket: &str, _versioning: Versioning) -> Result<()> {
         Err(StoreError::NotSupported("versioning"))

@@ -84,7 +84,7 @@ const fn lane(name: &'static str, run: Run) -> Lane {
 const LANES: &[Lane] = &[
     lane("s3-token", Run::Programs(&[Target::All("rdma-token")])),
     lane("s3-http", Run::Programs(&[Target::Test("s3-proto", "http")])),
-    lane("s3-target", Run::Programs(&[Target::Test("s3-proto", "target")])),
+    lane("s3-target", Run::Programs(&[Target::Test("s3-proto", "target"), Target::Test("s3-proto", "surface")])),
     lane("s3-auth", Run::Programs(&[Target::Test("s3-proto", "auth")])),
     lane("s3-tcp", Run::Programs(&[Target::All("tcp-inband")])),
     lane("s3-ci", Run::Programs(&[Target::Test("ernic", "ci")])),

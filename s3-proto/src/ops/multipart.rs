@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use ernic_store::{Commit, Condition, ObjectInfo, PartInfo, PartName, UploadOptions};
+use ernic_store::{Commit, Condition, PartInfo, PartName, StoreError, UploadChecksum, UploadOptions};
 use s3s::{
     S3ErrorCode, S3Request, S3Response, S3Result,
     dto::{
-        AbortMultipartUploadInput, AbortMultipartUploadOutput, ChecksumType, CommonPrefix,
+        AbortMultipartUploadInput, AbortMultipartUploadOutput, ChecksumAlgorithm, ChecksumType, CommonPrefix,
         CompleteMultipartUploadInput, CompleteMultipartUploadOutput, CompletedPart, CreateMultipartUploadInput,
         CreateMultipartUploadOutput, ListMultipartUploadsInput, ListMultipartUploadsOutput, ListPartsInput,
         ListPartsOutput, MultipartUpload, Part, StorageClass, UploadPartInput, UploadPartOutput,
@@ -15,7 +15,9 @@ use s3s::{
 };
 
 use super::{
-    Operations, checksum_headers, checksum_of, checksum_type, etag,
+    Operations, checksum_headers, checksum_of, checksum_type,
+    completions::Done,
+    etag, initiator,
     list::{Encoding, MAX_KEYS, limit},
     object::{receive, size},
     owner,
@@ -23,7 +25,7 @@ use super::{
 use crate::{
     checksum::{self, Algorithm},
     error::{error, store as refused},
-    request::Context,
+    request::{Checksum, Context},
 };
 
 /// Part numbers are 1 to this (S3 API reference, `UploadPart`).
@@ -35,24 +37,87 @@ pub(super) async fn create(
 ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
     let context = Context::of(&request)?;
     let input = request.input;
-    if let Some(name) = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str())
-        && Algorithm::from_name(name).is_none()
-    {
-        return Err(s3_error!(InvalidRequest, "Unknown checksum algorithm {name}."));
-    }
-    let options = UploadOptions { meta: context.meta.clone(), ..UploadOptions::default() };
+    let checksum = declared(
+        input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str()),
+        input.checksum_type.as_ref().map(|kind| kind.as_str()),
+    )?;
+    let options = UploadOptions { meta: context.meta.clone(), tags: context.tags.clone(), checksum };
+    let (checksum_algorithm, checksum_type) = shown(&options);
     let upload = ops.store.create_upload(&input.bucket, &input.key, options).await.map_err(refused)?;
     Ok(S3Response::new(CreateMultipartUploadOutput {
         bucket: Some(input.bucket),
         key: Some(input.key),
         upload_id: Some(upload),
-        checksum_algorithm: input.checksum_algorithm,
-        checksum_type: input.checksum_type,
+        checksum_algorithm,
+        checksum_type,
         ..Default::default()
     }))
 }
 
-fn part_number(number: i32) -> S3Result<u16> {
+/// The checksum that an upload is declared to have. CRC64NVME is always of the whole object, the SHAs never are, and the
+/// other CRCs are of the parts' sums unless the client says otherwise ("Checking object integrity" in the S3 user guide).
+fn declared(algorithm: Option<&str>, kind: Option<&str>) -> S3Result<Option<UploadChecksum>> {
+    let full_object = match kind {
+        None => None,
+        Some(ChecksumType::FULL_OBJECT) => Some(true),
+        Some(ChecksumType::COMPOSITE) => Some(false),
+        Some(other) => {
+            return Err(s3_error!(InvalidRequest, "Value for x-amz-checksum-type header is invalid: {other}."));
+        }
+    };
+    let Some(algorithm) = algorithm else {
+        return match kind {
+            None => Ok(None),
+            Some(_) => Err(s3_error!(InvalidRequest, "x-amz-checksum-type needs x-amz-checksum-algorithm.")),
+        };
+    };
+    let algorithm = Algorithm::named(algorithm)?;
+    let full_object = full_object.unwrap_or(algorithm == Algorithm::Crc64Nvme);
+    let possible = if full_object { algorithm.combines() } else { algorithm != Algorithm::Crc64Nvme };
+    if !possible {
+        return Err(s3_error!(
+            InvalidRequest,
+            "The {} checksum type cannot be used with the {} checksum algorithm.",
+            kind.unwrap_or_default(),
+            algorithm.name().to_ascii_lowercase()
+        ));
+    }
+    Ok(Some(UploadChecksum { algorithm: algorithm.name().to_owned(), full_object }))
+}
+
+/// The algorithm that an upload is declared to have.
+pub(super) fn upload_algorithm(options: &UploadOptions) -> Option<Algorithm> {
+    Algorithm::from_name(&options.checksum.as_ref()?.algorithm)
+}
+
+/// What an upload is declared to have, as answers show it.
+fn shown(options: &UploadOptions) -> (Option<ChecksumAlgorithm>, Option<ChecksumType>) {
+    let kind = |full| if full { ChecksumType::FULL_OBJECT } else { ChecksumType::COMPOSITE };
+    options
+        .checksum
+        .as_ref()
+        .map(|checksum| {
+            (ChecksumAlgorithm::from(checksum.algorithm.clone()), ChecksumType::from_static(kind(checksum.full_object)))
+        })
+        .unzip()
+}
+
+/// The algorithm of a part's checksum: the one that the upload is declared to have. A client that sends another is refused; for
+/// one that sends none it is computed.
+fn part_algorithm(options: &UploadOptions, sent: &Checksum) -> S3Result<Algorithm> {
+    match upload_algorithm(options) {
+        None => Ok(sent.algorithm),
+        Some(declared) if declared == sent.algorithm || !sent.named => Ok(declared),
+        Some(declared) => Err(s3_error!(
+            InvalidRequest,
+            "Checksum Type mismatch occurred, expected checksum Type: {}, actual checksum Type: {}.",
+            declared.name().to_ascii_lowercase(),
+            sent.algorithm.name().to_ascii_lowercase()
+        )),
+    }
+}
+
+pub(super) fn part_number(number: i32) -> S3Result<u16> {
     u16::try_from(number).ok().filter(|_| (1..=MAX_PARTS).contains(&number)).ok_or_else(|| {
         s3_error!(InvalidArgument, "Part number must be an integer between 1 and {MAX_PARTS}, inclusive: {number}.")
     })
@@ -66,10 +131,15 @@ pub(super) async fn upload_part(
     let input = request.input;
     let number = part_number(input.part_number)?;
     let size = size(&context)?;
+    let upload = ops.store.head_upload(&input.bucket, &input.key, &input.upload_id).await.map_err(refused)?;
+    let algorithm = part_algorithm(&upload.options, &context.checksum)?;
     let writer = ops.store.put_part(&input.bucket, &input.key, &input.upload_id, number, size).await;
-    let info = receive(ops, &context, size, writer.map_err(refused)?, Condition::None).await?;
+    let info = receive(ops, &context, size, algorithm, writer.map_err(refused)?, Condition::None).await?;
     let output = UploadPartOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
-    Ok(S3Response::with_headers(output, checksum_headers(&info)))
+    let mut headers = checksum_headers(&info.checksums);
+    // It is about objects.
+    headers.remove("x-amz-checksum-type");
+    Ok(S3Response::with_headers(output, headers))
 }
 
 pub(super) async fn abort(
@@ -90,9 +160,17 @@ pub(super) async fn complete(
     let location = format!("http://{host}{}", request.uri.path());
     let input = request.input;
     let (bucket, key, upload) = (&input.bucket, &input.key, &input.upload_id);
-
-    let have = ops.store.list_parts(bucket, key, upload).await.map_err(refused)?;
     let listed = input.multipart_upload.as_ref().and_then(|parts| parts.parts.as_deref()).unwrap_or_default();
+
+    let options = match ops.store.head_upload(bucket, key, upload).await {
+        Ok(upload) => upload.options,
+        Err(StoreError::NoSuchUpload) => {
+            let done = ops.completions.find(bucket, key, upload, listed).ok_or(S3ErrorCode::NoSuchUpload)?;
+            return Ok(S3Response::new(completed(input, done, location)));
+        }
+        Err(error) => return Err(refused(error)),
+    };
+    let have = ops.store.list_parts(bucket, key, upload).await.map_err(refused)?;
     let parts = match_parts(listed, &have)?;
     let size: u64 = parts.iter().map(|part| part.info.size).sum();
     if let Some(expected) = input.mpu_object_size
@@ -100,10 +178,11 @@ pub(super) async fn complete(
     {
         return Err(s3_error!(InvalidRequest, "x-amz-mp-object-size is {expected}, but the parts have {size} bytes."));
     }
+    check_sizes(&parts, ops.config.min_part)?;
     let etags = parts.iter().map(|part| (part.info.etag.as_str(), part.info.size));
     let etag_of_all = checksum::multipart_etag(etags)
         .ok_or_else(|| error(S3ErrorCode::InternalError, "The parts have ETags of different kinds."))?;
-    let checksums = whole_checksum(&input, &parts)?;
+    let checksums = whole_checksum(&input, &options, &parts)?;
     let condition = ops.condition(bucket, key, &context.conditions).await?;
 
     let names: Vec<PartName> =
@@ -111,20 +190,28 @@ pub(super) async fn complete(
     let commit = Commit { etag: etag_of_all, checksums, condition };
     let info = ops.store.complete_upload(bucket, key, upload, &names, commit).await.map_err(refused)?;
 
-    let sum = |algorithm| checksum_of(&info, algorithm).map(str::to_owned);
-    Ok(S3Response::new(CompleteMultipartUploadOutput {
+    let done = Done::new(&info);
+    ops.completions.add(bucket, key, upload, listed, done.clone());
+    Ok(S3Response::new(completed(input, done, location)))
+}
+
+/// The answer to a completion.
+fn completed(input: CompleteMultipartUploadInput, done: Done, location: String) -> CompleteMultipartUploadOutput {
+    let sum = |algorithm| checksum_of(&done.checksums, algorithm).map(str::to_owned);
+    CompleteMultipartUploadOutput {
         checksum_crc32: sum(Algorithm::Crc32),
         checksum_crc32c: sum(Algorithm::Crc32c),
         checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
         checksum_sha1: sum(Algorithm::Sha1),
         checksum_sha256: sum(Algorithm::Sha256),
-        checksum_type: (!info.checksums.is_empty()).then(|| ChecksumType::from_static(checksum_type(&info))),
-        e_tag: Some(etag(&info.etag)),
+        checksum_type: (!done.checksums.is_empty()).then(|| ChecksumType::from_static(checksum_type(&done.checksums))),
+        e_tag: Some(etag(&done.etag)),
+        version_id: done.version,
         location: Some(location),
         bucket: Some(input.bucket),
         key: Some(input.key),
         ..Default::default()
-    }))
+    }
 }
 
 /// The parts that the client lists, in its order, which must be that of their numbers.
@@ -150,13 +237,28 @@ fn match_parts<'a>(listed: &[CompletedPart], have: &'a [PartInfo]) -> S3Result<V
             return Err(invalid());
         }
         for (algorithm, value) in sums(part) {
-            if checksum_of(&there.info, algorithm) != Some(value) {
+            if checksum_of(&there.info.checksums, algorithm) != Some(value) {
                 return Err(invalid());
             }
         }
         parts.push(there);
     }
     Ok(parts)
+}
+
+/// All parts but the last have a least size.
+fn check_sizes(parts: &[&PartInfo], least: u64) -> S3Result<()> {
+    let Some((_, but_last)) = parts.split_last() else { return Ok(()) };
+    match but_last.iter().find(|part| part.info.size < least) {
+        None => Ok(()),
+        Some(part) => Err(s3_error!(
+            EntityTooSmall,
+            "Your proposed upload is smaller than the minimum allowed size: part {} has {} bytes, and only the last may have \
+             less than {least}.",
+            part.number,
+            part.info.size
+        )),
+    }
 }
 
 fn sums(part: &CompletedPart) -> impl Iterator<Item = (Algorithm, &str)> {
@@ -171,14 +273,31 @@ fn sums(part: &CompletedPart) -> impl Iterator<Item = (Algorithm, &str)> {
     .filter_map(|(algorithm, value)| Some((algorithm, value.as_deref()?)))
 }
 
-/// The object's checksum, where all parts have one of the same kind, checked against what the client expects. CRC64NVME is
-/// always of the whole object; the SHAs are of the parts' sums; CRC32 and CRC32C are of the whole object if the client says
-/// so ("Checking object integrity" in the S3 user guide).
-fn whole_checksum(input: &CompleteMultipartUploadInput, parts: &[&PartInfo]) -> S3Result<Vec<(String, String)>> {
+/// The object's checksum, checked against what the client expects: the one that the upload is declared to have; else that of
+/// the kind that all parts have, where CRC64NVME is of the whole object, the SHAs are of the parts' sums, and CRC32 and CRC32C
+/// are of the whole object if the client says so now ("Checking object integrity" in the S3 user guide).
+fn whole_checksum(
+    input: &CompleteMultipartUploadInput,
+    options: &UploadOptions,
+    parts: &[&PartInfo],
+) -> S3Result<Vec<(String, String)>> {
     let sums = |algorithm| -> Option<Vec<(&str, u64)>> {
-        parts.iter().map(|part| Some((checksum_of(&part.info, algorithm)?, part.info.size))).collect()
+        parts.iter().map(|part| Some((checksum_of(&part.info.checksums, algorithm)?, part.info.size))).collect()
     };
-    let found = Algorithm::ALL.into_iter().find_map(|algorithm| Some((algorithm, sums(algorithm)?)));
+    let found = match upload_algorithm(options) {
+        Some(algorithm) => sums(algorithm).map(|sums| (algorithm, sums)),
+        None => Algorithm::ALL.into_iter().find_map(|algorithm| Some((algorithm, sums(algorithm)?))),
+    };
+    let kind = input.checksum_type.as_ref().map(|kind| kind.as_str());
+    if let (Some(said), (Some(_), Some(declared))) = (kind, shown(options))
+        && said != declared.as_str()
+    {
+        return Err(s3_error!(
+            InvalidRequest,
+            "The upload was created using the {} checksum mode. The complete request must use the same checksum mode.",
+            declared.as_str()
+        ));
+    }
     let expected = [
         (Algorithm::Crc32, &input.checksum_crc32),
         (Algorithm::Crc32c, &input.checksum_crc32c),
@@ -187,7 +306,10 @@ fn whole_checksum(input: &CompleteMultipartUploadInput, parts: &[&PartInfo]) -> 
         (Algorithm::Sha256, &input.checksum_sha256),
     ];
     let mut expected = expected.into_iter().filter_map(|(algorithm, value)| Some((algorithm, value.as_deref()?)));
-    let full = input.checksum_type.as_ref().map(|kind| kind.as_str()) == Some(ChecksumType::FULL_OBJECT);
+    let full = match &options.checksum {
+        Some(declared) => declared.full_object,
+        None => kind == Some(ChecksumType::FULL_OBJECT),
+    };
 
     let mut kept = None;
     if let Some((algorithm, sums)) = found {
@@ -201,8 +323,9 @@ fn whole_checksum(input: &CompleteMultipartUploadInput, parts: &[&PartInfo]) -> 
             Ok(kept.map(|(algorithm, value, _)| (algorithm.name().to_owned(), value)).into_iter().collect())
         }
         (Some((wanted, value)), Some((algorithm, kept, whole))) if wanted == algorithm => {
-            // The header may carry either kind.
-            if value == kept || Some(value) == whole.as_deref() {
+            // Where nothing was declared, the header may carry either kind.
+            let undeclared = options.checksum.is_none();
+            if value == kept || undeclared && Some(value) == whole.as_deref() {
                 Ok(vec![(algorithm.name().to_owned(), value.to_owned())])
             } else {
                 Err(s3_error!(BadDigest, "The {} you specified did not match the calculated checksum.", wanted.name()))
@@ -222,6 +345,8 @@ pub(super) async fn list_parts(
 ) -> S3Result<S3Response<ListPartsOutput>> {
     let input = request.input;
     let max = limit("max-parts", input.max_parts, MAX_KEYS)?;
+    let upload = ops.store.head_upload(&input.bucket, &input.key, &input.upload_id).await.map_err(refused)?;
+    let (checksum_algorithm, checksum_type) = shown(&upload.options);
     let parts = ops.store.list_parts(&input.bucket, &input.key, &input.upload_id).await.map_err(refused)?;
     let after = input.part_number_marker.unwrap_or(0);
     let mut rest = parts.iter().filter(|part| i32::from(part.number) > after);
@@ -229,6 +354,9 @@ pub(super) async fn list_parts(
     let more = max > 0 && rest.next().is_some();
     Ok(S3Response::new(ListPartsOutput {
         bucket: Some(input.bucket),
+        checksum_algorithm,
+        checksum_type,
+        initiator: Some(initiator()),
         is_truncated: Some(more),
         key: Some(input.key),
         max_parts: Some(max),
@@ -243,8 +371,8 @@ pub(super) async fn list_parts(
 }
 
 fn part(part: &PartInfo) -> Part {
-    let info: &ObjectInfo = &part.info;
-    let sum = |algorithm| checksum_of(info, algorithm).map(str::to_owned);
+    let info = &part.info;
+    let sum = |algorithm| checksum_of(&info.checksums, algorithm).map(str::to_owned);
     Part {
         checksum_crc32: sum(Algorithm::Crc32),
         checksum_crc32c: sum(Algorithm::Crc32c),
@@ -298,13 +426,16 @@ pub(super) async fn list_uploads(
             }
             None => {
                 last = Some((upload.key.clone(), upload.upload.clone()));
+                let (checksum_algorithm, checksum_type) = shown(&upload.options);
                 page.push(MultipartUpload {
+                    checksum_algorithm,
+                    checksum_type,
+                    initiator: Some(initiator()),
                     initiated: Some(upload.started.into()),
                     key: Some(encoding.write(&upload.key)),
                     owner: Some(owner()),
                     storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
                     upload_id: Some(upload.upload),
-                    ..Default::default()
                 });
             }
         }

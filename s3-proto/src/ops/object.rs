@@ -16,24 +16,24 @@ use s3s::{
     S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
     dto::{
         DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, DeletedObject, Error,
-        GetObjectInput, GetObjectOutput, HeadObjectInput, HeadObjectOutput, PutObjectInput, PutObjectOutput,
-        StreamingBlob, Timestamp, TimestampFormat,
+        GetObjectInput, GetObjectOutput, HeadObjectInput, HeadObjectOutput, ObjectIdentifier, PutObjectInput,
+        PutObjectOutput, StreamingBlob, Timestamp, TimestampFormat,
     },
     s3_error,
     stream::{ByteStream, RemainingLength},
 };
 
-use super::{Operations, checksum_headers, etag, only_version};
+use super::{Checksums, Operations, checksum_headers, checksum_type, etag, version};
 use crate::{
-    checksum::{Digested, Digests},
-    conditions::Verdict,
-    error::{invalid_range, not_implemented, store as refused, too_large},
+    checksum::{Algorithm, Digested, Digests},
+    conditions::{Conditions, Verdict},
+    error::{error, invalid_range, not_implemented, store as refused, too_large},
     rdma::Transfer,
     request::Context,
 };
 
 /// Most bytes that are copied and hashed before the thread is given back. MD5 takes 0.4 ms for it.
-const STEP: usize = 256 * 1024;
+pub(super) const STEP: usize = 256 * 1024;
 /// Most bytes of content in one piece of an answer: what a connection holds beyond its buffer.
 const SLICE: usize = 128 * 1024;
 /// Most keys of one `DeleteObjects` (S3 API reference).
@@ -47,15 +47,22 @@ struct View {
     /// `content-range`, which makes it a 206.
     content_range: Option<String>,
     parts_count: Option<i32>,
+    /// Which of its parts this is, counted from 0.
+    part: Option<usize>,
+}
+
+/// What becomes of a read because of its conditions.
+pub(super) fn check_conditions(context: &Context, info: &ObjectInfo) -> S3Result<()> {
+    match context.conditions.read(info) {
+        Verdict::Proceed => Ok(()),
+        Verdict::NotModified => Err(not_modified(info)),
+        Verdict::Failed => Err(S3ErrorCode::PreconditionFailed.into()),
+    }
 }
 
 impl View {
     fn new(context: &Context, info: &ObjectInfo, part: Option<i32>) -> S3Result<Self> {
-        match context.conditions.read(info) {
-            Verdict::Proceed => {}
-            Verdict::NotModified => return Err(not_modified(info)),
-            Verdict::Failed => return Err(S3ErrorCode::PreconditionFailed.into()),
-        }
+        check_conditions(context, info)?;
         let range = context.range.filter(|_| context.conditions.range_counts(info));
         let content_range =
             |range: &Range<u64>| format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), info.size);
@@ -69,14 +76,24 @@ impl View {
             }
             let (range, count) = part_range(info, part)?;
             let content_range = (!range.is_empty()).then(|| content_range(&range));
-            return Ok(Self { range, content_range, parts_count: count });
+            let part = count.and_then(|_| usize::try_from(part).ok()?.checked_sub(1));
+            return Ok(Self { range, content_range, parts_count: count, part });
         }
         match range {
-            None => Ok(Self { range: whole, content_range: None, parts_count: None }),
+            None => Ok(Self { range: whole, content_range: None, parts_count: None, part: None }),
             Some(range) => {
                 let range = range.resolve(info.size).map_err(|_| invalid_range(info.size))?;
-                Ok(Self { content_range: Some(content_range(&range)), range, parts_count: None })
+                Ok(Self { content_range: Some(content_range(&range)), range, parts_count: None, part: None })
             }
+        }
+    }
+
+    /// The checksums of the first `sent` bytes of what is asked for, if there are any.
+    fn checksums<'a>(&self, info: &'a ObjectInfo, sent: u64) -> &'a Checksums {
+        match self.part.and_then(|part| info.parts.get(part)) {
+            Some(part) if sent == part.size => &part.checksums,
+            None if sent == info.size => &info.checksums,
+            _ => &[],
         }
     }
 
@@ -115,9 +132,8 @@ fn not_modified(info: &ObjectInfo) -> S3Error {
         }
     };
     add(header::ETAG, &format!("\"{}\"", info.etag));
-    let mut date = Vec::new();
-    if Timestamp::from(info.modified).format(TimestampFormat::HttpDate, &mut date).is_ok() {
-        add(header::LAST_MODIFIED, &String::from_utf8_lossy(&date));
+    if let Some(date) = http_date(&info.modified.into()) {
+        add(header::LAST_MODIFIED, &date);
     }
     if let Some(cache_control) = &info.meta.cache_control {
         add(header::CACHE_CONTROL, cache_control);
@@ -127,9 +143,16 @@ fn not_modified(info: &ObjectInfo) -> S3Error {
     error
 }
 
+/// A time as headers show it: in whole seconds.
+fn http_date(time: &Timestamp) -> Option<String> {
+    let mut date = Vec::new();
+    time.format(TimestampFormat::HttpDate, &mut date).ok()?;
+    String::from_utf8(date).ok()
+}
+
 /// What GET and HEAD say alike.
 macro_rules! describe {
-    ($output:ident, $info:expr, $view:expr) => {
+    ($output:ident, $info:expr, $view:expr, $version:expr) => {
         $output {
             accept_ranges: Some("bytes".into()),
             cache_control: $info.meta.cache_control.clone(),
@@ -142,23 +165,31 @@ macro_rules! describe {
             e_tag: Some(etag(&$info.etag)),
             last_modified: Some($info.modified.into()),
             parts_count: $view.parts_count,
+            version_id: $version,
             ..Default::default()
         }
     };
 }
 
-/// What `s3s` would not write as it came: user metadata, `expires`; and the checksum, if it is asked for and is that of the
-/// `sent` bytes.
-fn more_headers(info: &ObjectInfo, sent: u64, checksum_mode: Option<&str>, expires: bool) -> HeaderMap {
+/// What `s3s` would not write as it came: user metadata, `expires`; the number of tags; and the checksum, if it is asked for
+/// and is that of the `sent` bytes.
+fn more_headers(info: &ObjectInfo, view: &View, sent: u64, checksum_mode: Option<&str>, expires: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    if checksum_mode.is_some_and(|mode| mode.eq_ignore_ascii_case("enabled")) && sent == info.size {
-        headers = checksum_headers(info);
+    if checksum_mode.is_some_and(|mode| mode.eq_ignore_ascii_case("enabled")) {
+        headers = checksum_headers(view.checksums(info, sent));
+        // That of a part is shown as the object's kind.
+        if let Some(kind) = headers.get_mut("x-amz-checksum-type") {
+            *kind = HeaderValue::from_static(checksum_type(&info.checksums));
+        }
     }
     for (name, value) in &info.meta.user {
         let name = HeaderName::try_from(format!("x-amz-meta-{name}"));
         if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
             headers.insert(name, value);
         }
+    }
+    if !info.tags.is_empty() {
+        headers.insert("x-amz-tagging-count", info.tags.len().into());
     }
     if expires
         && let Some(value) = &info.meta.expires
@@ -172,11 +203,12 @@ fn more_headers(info: &ObjectInfo, sent: u64, checksum_mode: Option<&str>, expir
 pub(super) async fn get(ops: &Operations, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
     let context = Context::of(&request)?;
     let input = request.input;
-    only_version(input.version_id.as_deref())?;
-    let object = ops.store.get(&input.bucket, &input.key, None).await.map_err(refused)?;
+    let named = version(input.version_id.as_deref())?;
+    let object = ops.store.get(&input.bucket, &input.key, named).await.map_err(refused)?;
     let view = View::new(&context, &object.info, input.part_number)?;
     let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
-    let mut output = describe!(GetObjectOutput, object.info, view);
+    let shown = ops.shown_version(&input.bucket, &object.info).await;
+    let mut output = describe!(GetObjectOutput, object.info, view, shown);
     let sent = match &context.rdma {
         Some(exchange) => {
             let mut transfer = Transfer::open(exchange, RemoteAccess::Write).await?;
@@ -195,7 +227,7 @@ pub(super) async fn get(ops: &Operations, request: S3Request<GetObjectInput>) ->
             view.len()
         }
     };
-    let headers = more_headers(&object.info, sent, mode, input.response_expires.is_none());
+    let headers = more_headers(&object.info, &view, sent, mode, input.response_expires.is_none());
     Ok(S3Response::with_headers(output, headers))
 }
 
@@ -205,12 +237,13 @@ pub(super) async fn head(
 ) -> S3Result<S3Response<HeadObjectOutput>> {
     let context = Context::of(&request)?;
     let input = request.input;
-    only_version(input.version_id.as_deref())?;
-    let info = ops.store.head(&input.bucket, &input.key, None).await.map_err(refused)?;
+    let named = version(input.version_id.as_deref())?;
+    let info = ops.store.head(&input.bucket, &input.key, named).await.map_err(refused)?;
     let view = View::new(&context, &info, input.part_number)?;
     let mode = input.checksum_mode.as_ref().map(|mode| mode.as_str());
-    let headers = more_headers(&info, view.len(), mode, true);
-    let mut output = describe!(HeadObjectOutput, info, view);
+    let headers = more_headers(&info, &view, view.len(), mode, input.response_expires.is_none());
+    let shown = ops.shown_version(&input.bucket, &info).await;
+    let mut output = describe!(HeadObjectOutput, info, view, shown);
     // `s3s` overrides the headers of a GET itself.
     let replace = |header: &mut Option<String>, with: Option<String>| {
         if with.is_some() {
@@ -222,6 +255,7 @@ pub(super) async fn head(
     replace(&mut output.content_encoding, input.response_content_encoding);
     replace(&mut output.content_language, input.response_content_language);
     replace(&mut output.content_type, input.response_content_type);
+    output.expires = input.response_expires;
     Ok(S3Response::with_headers(output, headers))
 }
 
@@ -231,11 +265,12 @@ pub(super) async fn put(ops: &Operations, request: S3Request<PutObjectInput>) ->
     let condition = ops.condition(&input.bucket, &input.key, &context.conditions).await?;
     let size = size(&context)?;
     let options =
-        PutOptions { size, meta: context.meta.clone(), condition: condition.clone(), ..PutOptions::default() };
+        PutOptions { size, meta: context.meta.clone(), tags: context.tags.clone(), condition: condition.clone() };
     let writer = ops.store.put(&input.bucket, &input.key, options).await.map_err(refused)?;
-    let info = receive(ops, &context, size, writer, condition).await?;
-    let output = PutObjectOutput { e_tag: Some(etag(&info.etag)), ..Default::default() };
-    Ok(S3Response::with_headers(output, checksum_headers(&info)))
+    let info = receive(ops, &context, size, context.checksum.algorithm, writer, condition).await?;
+    let output =
+        PutObjectOutput { e_tag: Some(etag(&info.etag)), version_id: info.version.clone(), ..Default::default() };
+    Ok(S3Response::with_headers(output, checksum_headers(&info.checksums)))
 }
 
 /// Bytes of content that are to come, where that is known.
@@ -246,18 +281,20 @@ pub(super) fn size(context: &Context) -> S3Result<Option<u64>> {
     }
 }
 
-/// Takes the content into `writer`, from the body or from the client's memory, checks it and makes it visible.
+/// Takes the content into `writer`, from the body or from the client's memory, checks it and makes it visible with a checksum
+/// of `algorithm`, which is that of the client's checksum if there is one.
 pub(super) async fn receive(
     ops: &Operations,
     context: &Context,
     size: Option<u64>,
+    algorithm: Algorithm,
     mut writer: Box<dyn ObjectWriter>,
     condition: Condition,
 ) -> S3Result<Arc<ObjectInfo>> {
-    let mut digests = Digests::new(context.checksum.algorithm, ops.config.etag, context.content_md5.is_some());
+    let mut digests = Digests::new(algorithm, ops.config.etag, context.content_md5.is_some());
     let commit = |digested: Digested| Commit {
         etag: digested.etag,
-        checksums: vec![(context.checksum.algorithm.name().to_owned(), digested.sum)],
+        checksums: vec![(algorithm.name().to_owned(), digested.sum)],
         condition,
     };
     let Some(exchange) = &context.rdma else {
@@ -311,18 +348,58 @@ async fn from_body(
     Ok(())
 }
 
+/// What a delete asks of the object that is there.
+struct Asked {
+    condition: Condition,
+    size: Option<i64>,
+    modified: Option<Timestamp>,
+}
+
+impl Asked {
+    /// The condition for the store. It knows ETags only: whatever else is asked for is looked at here, and then the ETag is
+    /// to be that of the object that was looked at.
+    async fn condition(self, ops: &Operations, bucket: &str, key: &str, named: Option<&str>) -> S3Result<Condition> {
+        if self.size.is_none() && self.modified.is_none() {
+            return Ok(self.condition);
+        }
+        let info = ops.store.head(bucket, key, named).await.map_err(refused)?;
+        let same_size = self.size.is_none_or(|size| u64::try_from(size) == Ok(info.size));
+        let same_time = self.modified.is_none_or(|asked| http_date(&asked) == http_date(&info.modified.into()));
+        if !same_size || !same_time {
+            return Err(S3ErrorCode::PreconditionFailed.into());
+        }
+        self.condition.check(Some(&info.etag)).map_err(refused)?;
+        Ok(Condition::Match(info.etag.clone()))
+    }
+}
+
+/// The condition on a delete in the headers: S3 has `if-match` only.
+fn delete_condition(conditions: &Conditions) -> S3Result<Condition> {
+    match conditions.write() {
+        Ok(condition @ (Condition::None | Condition::Match(_) | Condition::Present)) => Ok(condition),
+        _ => Err(not_implemented("A condition on a delete other than if-match with one ETag or *")),
+    }
+}
+
 pub(super) async fn delete(
     ops: &Operations,
     request: S3Request<DeleteObjectInput>,
 ) -> S3Result<S3Response<DeleteObjectOutput>> {
     let context = Context::of(&request)?;
     let input = request.input;
-    only_version(input.version_id.as_deref())?;
-    if !context.conditions.none_for_write() {
-        return Err(not_implemented("A conditional DeleteObject"));
-    }
-    ops.store.delete(&input.bucket, &input.key, None, Condition::None).await.map_err(refused)?;
-    Ok(S3Response::new(DeleteObjectOutput::default()))
+    let named = version(input.version_id.as_deref())?;
+    let asked = Asked {
+        condition: delete_condition(&context.conditions)?,
+        size: input.if_match_size,
+        modified: input.if_match_last_modified_time,
+    };
+    let condition = asked.condition(ops, &input.bucket, &input.key, named).await?;
+    let deleted = ops.store.delete(&input.bucket, &input.key, named, condition).await.map_err(refused)?;
+    Ok(S3Response::new(DeleteObjectOutput {
+        delete_marker: deleted.marker.then_some(true),
+        version_id: deleted.version,
+        ..Default::default()
+    }))
 }
 
 pub(super) async fn delete_many(
@@ -341,17 +418,9 @@ pub(super) async fn delete_many(
         if index % 64 == 63 {
             context.turn.pass().await;
         }
-        let conditional = object.e_tag.is_some() || object.size.is_some() || object.last_modified_time.is_some();
-        let done = if conditional {
-            Err(not_implemented("A conditional delete"))
-        } else if let Err(error) = only_version(object.version_id.as_deref()) {
-            Err(error)
-        } else {
-            ops.store.delete(&input.bucket, &object.key, None, Condition::None).await.map_err(refused)
-        };
-        match done {
+        match delete_one(ops, &input.bucket, &object).await {
             Ok(_) if quiet => {}
-            Ok(_) => deleted.push(DeletedObject { key: Some(object.key), ..Default::default() }),
+            Ok(done) => deleted.push(done),
             Err(error) => errors.push(Error {
                 code: Some(error.code().as_str().to_owned()),
                 message: error.message().map(str::to_owned),
@@ -361,6 +430,36 @@ pub(super) async fn delete_many(
         }
     }
     Ok(S3Response::new(DeleteObjectsOutput { deleted: Some(deleted), errors: Some(errors), request_charged: None }))
+}
+
+/// Deletes one of the objects of a `DeleteObjects`.
+async fn delete_one(ops: &Operations, bucket: &str, object: &ObjectIdentifier) -> S3Result<DeletedObject> {
+    let key = &object.key;
+    if key.is_empty() {
+        return Err(error(S3ErrorCode::UserKeyMustBeSpecified, "The key is empty."));
+    }
+    if !s3s::path::check_key(key) {
+        return Err(S3ErrorCode::KeyTooLongError.into());
+    }
+    let named = version(object.version_id.as_deref())?;
+    let etag = object.e_tag.as_ref().map(|etag| etag.value());
+    let asked = Asked {
+        condition: match etag {
+            None => Condition::None,
+            Some("*") => Condition::Present,
+            Some(etag) => Condition::Match(etag.to_owned()),
+        },
+        size: object.size,
+        modified: object.last_modified_time.clone(),
+    };
+    let condition = asked.condition(ops, bucket, key, named).await?;
+    let done = ops.store.delete(bucket, key, named, condition).await.map_err(refused)?;
+    Ok(DeletedObject {
+        delete_marker: done.marker.then_some(true),
+        delete_marker_version_id: done.version.filter(|_| done.marker),
+        key: Some(key.clone()),
+        version_id: object.version_id.clone(),
+    })
 }
 
 /// An object's bytes on their way out, in pieces of at most [`SLICE`] bytes. The store is asked for more only when the

@@ -223,11 +223,13 @@ pub fn lab_of(config: S3Config, rdma: RdmaConfig) -> Lab {
     lab_with(config, |builder, probe| builder.with_remote(probe, rdma))
 }
 
+/// Multipart uploads may have small parts.
 pub fn lab_with(config: S3Config, set_up: impl FnOnce(S3Builder, Arc<Probe>) -> S3Builder) -> Lab {
     let memory = crate::memory();
     let probe = Probe::new(memory.remote());
     let store = Arc::new(MemoryStore::new(MemoryConfig { capacity: 64 * MIB as u64, objects: 1000 }));
     assert!(store.create_bucket(BUCKET));
+    let config = S3Config { min_part: 0, ..config };
     let builder = S3Service::builder(Arc::clone(&store) as _, config);
     let service = set_up(builder, Arc::new(probe.clone())).build();
     Lab { service, store, memory, probe }

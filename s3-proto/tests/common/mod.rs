@@ -508,8 +508,9 @@ pub fn bench_of(capacity: u64, objects: u64, config: S3Config) -> Bench {
     Bench { service: S3Service::new(Arc::clone(&store) as _, config), store }
 }
 
+/// One whose multipart uploads may have small parts.
 pub fn plain() -> Bench {
-    bench_of(256 * MIB as u64, 10_000, S3Config::default())
+    bench_of(256 * MIB as u64, 10_000, S3Config { min_part: 0, ..S3Config::default() })
 }
 
 impl Bench {

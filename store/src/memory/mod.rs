@@ -109,6 +109,10 @@ impl Store for MemoryStore {
         self.inner.read().bucket_info(bucket)
     }
 
+    async fn versioning(&self, bucket: &str) -> Result<Versioning> {
+        Ok(self.inner.read().bucket(bucket)?.versioning)
+    }
+
     async fn create_bucket(&self, bucket: &str) -> Result<bool> {
         self.inner.write().create_bucket(bucket)
     }

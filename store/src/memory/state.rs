@@ -47,7 +47,7 @@ pub(super) struct Upload {
 #[derive(Debug)]
 pub(super) struct Bucket {
     created: SystemTime,
-    versioning: Versioning,
+    pub(super) versioning: Versioning,
     pub(super) tags: Tags,
     pub(super) objects: Objects,
     /// By key and id.
