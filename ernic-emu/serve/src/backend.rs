@@ -96,7 +96,7 @@ impl fmt::Display for StoreKind {
 pub enum Durability {
     /// `full`: the loss of power.
     Full,
-    /// `os`: the end of this process; it is the operating system's to write it down.
+    /// `os`: nothing yet; it is on the disk about a second later.
     Os,
 }
 

@@ -1,6 +1,6 @@
 //! The store that keeps everything in a directory: what objects are in tables, their bytes in files.
 //!
-//! The architecture page "Objects on disk" describes the directory, and why what is acknowledged is there after a power
+//! The page "Objects on disk" (docs/src/disk-format.md) describes the directory, and why what is acknowledged is there after a power
 //! cut.
 
 mod accounts;

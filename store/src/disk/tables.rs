@@ -1,4 +1,4 @@
-//! The tables in `meta.redb`, and the encoding of their values (architecture page "Objects on disk").
+//! The tables in `meta.redb`, and the encoding of their values (docs/src/disk-format.md).
 
 use std::{
     collections::BTreeMap,

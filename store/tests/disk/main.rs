@@ -4,4 +4,5 @@
 mod alike;
 mod basics;
 mod damage;
+mod full;
 mod support;
