@@ -15,6 +15,7 @@ mod progress;
 mod server;
 mod source;
 mod terminal;
+mod tools;
 mod tree;
 mod vm;
 
@@ -70,6 +71,12 @@ enum Task {
         #[arg(long, value_enum)]
         accel: Option<vm::Accel>,
     },
+    /// Fetch the S3 tools of the lanes and print the folder that they can be run from
+    Tools {
+        /// Fetch Debian packages from this mirror instead of the one that this machine's apt uses
+        #[arg(long, value_name = "URL", env = "ERNIC_MIRROR")]
+        mirror: Option<String>,
+    },
 }
 
 /// The root of the workspace.
@@ -93,6 +100,7 @@ fn run() -> Result<()> {
         Task::Bench { args } => bench::run(&args),
         Task::AbiCheck { args } => abi::run(&args),
         Task::Guest { args, accel } => demo::image_only(&args, accel),
+        Task::Tools { mirror } => tools::print(mirror.as_deref()),
     }
 }
 

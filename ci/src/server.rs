@@ -179,6 +179,102 @@ impl Drop for Server {
     }
 }
 
+/// Credentials of a [`Listener`].
+pub const KEYS: (&str, &str) = ("ERNICLANEKEY", "lane/secret+with=signs");
+
+/// A running `ernic serve` on a free port of the loopback, which asks for [`KEYS`].
+#[derive(Debug)]
+pub struct Listener {
+    child: Child,
+    log: PathBuf,
+    /// Its URL, without a slash at the end.
+    pub endpoint: String,
+}
+
+impl Listener {
+    /// Starts `program` with an S3 back end (`backend`, as for `--backend`) and waits until it says where it listens. Its
+    /// log goes to the log folder `name`.
+    ///
+    /// # Errors
+    /// When it ends, or says nothing within half a minute; the error has its log.
+    pub fn start(program: &Path, name: &str, backend: &str) -> Result<Self> {
+        let log = vm::log_folder(name)?.join("server.log");
+        let file = File::create(&log)?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--backend", backend]);
+        command.env("ERNIC_ACCESS_KEY", KEYS.0).env("ERNIC_SECRET_KEY", KEYS.1);
+        let child = process::end_with_parent(&mut command)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("cannot start {}", process::display(&command)))?;
+        let mut server = Self { child, log, endpoint: String::new() };
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(endpoint) = listening(&server.log()) {
+                server.endpoint = endpoint;
+                return Ok(server);
+            }
+            server.check()?;
+            if Instant::now() >= end {
+                bail!(
+                    "`{}` does not say where it listens:\n{}",
+                    process::display(&command),
+                    process::tail(&server.log(), 20)
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Whether it is still running.
+    ///
+    /// # Errors
+    /// When it has ended; the error has its log.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the server has ended with {status}:\n{}", process::tail(&self.log(), 20));
+        }
+        Ok(())
+    }
+
+    /// Ends it with SIGTERM and checks that it ended well.
+    ///
+    /// # Errors
+    /// When it did not.
+    pub fn stop(mut self) -> Result<()> {
+        self.check()?;
+        let obeyed = process::terminate(&mut self.child, Duration::from_secs(10))?;
+        let status = self.child.wait()?;
+        if !obeyed || !status.success() {
+            bail!("the server did not end well on SIGTERM ({status}):\n{}", process::tail(&self.log(), 20));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = process::terminate(&mut self.child, Duration::from_secs(5));
+    }
+}
+
+/// The first URL on the loopback, with a port, in whole lines of a log.
+fn listening(log: &str) -> Option<String> {
+    const START: &str = "http://127.0.0.1:";
+    log.split_inclusive('\n').filter(|l| l.ends_with('\n')).find_map(|line| {
+        let (_, rest) = line.split_once(START)?;
+        let port = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+        port.parse::<u16>().ok().filter(|p| *p != 0).map(|port| format!("{START}{port}"))
+    })
+}
+
 /// Whether a process listens on the socket. Connecting would take the server's one client; the kernel's table tells too:
 /// flag `__SO_ACCEPTCON` (Linux `include/uapi/linux/net.h`) in the fourth column.
 fn listens(socket: &Path) -> bool {
@@ -205,6 +301,14 @@ mod tests {
         let _client = UnixStream::connect(&path).unwrap();
         drop(listener);
         assert!(!listens(&path));
+    }
+
+    #[test]
+    fn the_port_is_read_from_whole_lines() {
+        let log = "INFO listening on http://127.0.0.1:0/\nINFO try http://127.0.0.1:41234/ernic\n";
+        assert_eq!(listening(log).as_deref(), Some("http://127.0.0.1:41234"));
+        assert_eq!(listening("INFO http://127.0.0.1:412"), None);
+        assert_eq!(listening("INFO http://127.0.0.1:99999/\n"), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 mod driver;
 pub mod payload;
-mod recipe;
+pub mod recipe;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -122,13 +122,15 @@ struct State {
 
 const DAY: u64 = 24 * 3600;
 
-fn digest(text: &str) -> String {
+/// Twelve hexadecimal digits that name `text`.
+pub fn digest(text: &str) -> String {
     let mut hex = hex::encode(Md5::digest(text.as_bytes()));
     hex.truncate(12);
     hex
 }
 
-fn list(debs: &[Deb]) -> String {
+/// The package files, one a line.
+pub fn list(debs: &[Deb]) -> String {
     debs.iter().map(|d| format!("{}\n", d.file)).collect()
 }
 

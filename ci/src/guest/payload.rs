@@ -59,6 +59,18 @@ pub fn client(program: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// An archive with programs of `tree` and the libraries that they need, in the log folder `name`.
+///
+/// # Errors
+/// When the tree lacks one, or the archive cannot be written.
+pub fn programs(tree: &Tree, programs: &[&str], name: &str) -> Result<PathBuf> {
+    let mut archive = Archive::default();
+    add_programs(&mut archive, tree, programs.iter().map(|p| (*p).to_owned()).collect())?;
+    let path = vm::log_folder(name)?.join(ARCHIVE);
+    write_archive(&archive, &path)?;
+    Ok(path)
+}
+
 const ARCHIVE: &str = "payload.cpio";
 
 fn make_boto3(apt: &Apt, debs: &[Deb], partial: &Path) -> Result<()> {
@@ -74,7 +86,7 @@ fn make_boto3(apt: &Apt, debs: &[Deb], partial: &Path) -> Result<()> {
     let python = interpreter(&tree)?;
     let folders = [format!("usr/lib/{python}"), "usr/lib/python3/dist-packages".to_owned()];
     for folder in &folders {
-        leave_out(&tree.path(folder))?;
+        leave_out(&tree.path(folder), &["s3"])?;
     }
     compile(&tree, &python, &folders)?;
 
@@ -99,22 +111,28 @@ fn make_boto3(apt: &Apt, debs: &[Deb], partial: &Path) -> Result<()> {
 }
 
 /// The interpreter's file name: `python3.13`.
-fn interpreter(tree: &Tree) -> Result<String> {
+///
+/// # Errors
+/// When there is none.
+pub fn interpreter(tree: &Tree) -> Result<String> {
     let names = fs::read_dir(tree.path("usr/bin"))?.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
     let minor = |n: &String| n.strip_prefix("python3.").is_some_and(|m| m.chars().all(|c| c.is_ascii_digit()));
     names.into_iter().find(minor).context("the packages have no python3.N")
 }
 
-/// Removes what the lane has no use for, most of it botocore's tables of some four hundred services.
-fn leave_out(folder: &Path) -> Result<()> {
+/// Removes what the lanes have no use for, most of it botocore's tables of some four hundred services, but for `services`.
+///
+/// # Errors
+/// Those of the file system.
+pub fn leave_out(folder: &Path, services: &[&str]) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let service = folder.ends_with("botocore/data") && entry.file_type()?.is_dir();
-        if service && name != "s3" || recipe::PYTHON_LEFT_OUT.contains(&name.as_str()) {
+        let service = folder.ends_with("dist-packages/botocore/data") && entry.file_type()?.is_dir();
+        if service && !services.contains(&name.as_str()) || recipe::PYTHON_LEFT_OUT.contains(&name.as_str()) {
             if entry.file_type()?.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
         } else if entry.file_type()?.is_dir() {
-            leave_out(&path)?;
+            leave_out(&path, services)?;
         }
     }
     Ok(())
@@ -122,7 +140,10 @@ fn leave_out(folder: &Path) -> Result<()> {
 
 /// Compiles the Python files, which the guest would do on every boot and ten times slower. The compiled files do not say
 /// when their source was changed: in the archive, everything has time stamp 0.
-fn compile(tree: &Tree, python: &str, folders: &[String]) -> Result<()> {
+///
+/// # Errors
+/// When Python cannot be run or finds a file that it cannot compile.
+pub fn compile(tree: &Tree, python: &str, folders: &[String]) -> Result<()> {
     let mut command = tree.command(&format!("usr/bin/{python}"), python);
     command.env("PYTHONHOME", tree.path("usr")).args([
         "-m",

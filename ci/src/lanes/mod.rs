@@ -3,6 +3,7 @@
 mod boto3;
 mod cargo;
 mod rdma;
+mod tools;
 mod transfers;
 mod vms;
 
@@ -66,6 +67,8 @@ enum Run {
     Doc,
     /// Compares the wire structures with the kernel's headers.
     Abi,
+    /// Runs stock S3 tools against the server; the text says what they were.
+    Tools(fn(&Bench<'_>) -> Result<String>),
     /// Runs a function against a VM.
     Vm(fn(&Bench<'_>) -> Result<()>),
 }
@@ -98,12 +101,15 @@ const LANES: &[Lane] = &[
     lane("abi", Run::Abi),
     lane("other", Run::Rest),
     lane("doc", Run::Doc),
+    Lane { name: "s3-conformance", run: Run::Tools(tools::conformance), full: true },
+    Lane { name: "s3-tools", run: Run::Tools(tools::s3_tools), full: true },
     lane("vm-agent", Run::Vm(vms::agent)),
     lane("vm-basic", Run::Vm(vms::basic)),
     lane("vm-lifecycle", Run::Vm(vms::lifecycle)),
     lane("vm-offload", Run::Vm(vms::offload)),
     lane("vm-pcap", Run::Vm(vms::pcap)),
     lane("vm-boto3", Run::Vm(boto3::case_20_boto3)),
+    Lane { name: "vm-s3-tools", run: Run::Vm(tools::vm_tools), full: true },
     lane("vm-rdma", Run::Vm(rdma::control)),
     lane("vm-rdma-faults", Run::Vm(transfers::faults)),
     lane("vm-rdma-clients", Run::Vm(transfers::clients)),
@@ -235,6 +241,7 @@ pub fn test(args: &TestArgs) -> Result<()> {
             }
             Run::Doc => cargo::doc(),
             Run::Abi => abi_lane(args.guest.mirror.as_deref()),
+            Run::Tools(lane) => lane(&bench),
             Run::Vm(lane) => lane(&bench).map(|()| String::new()),
         };
         let seconds = start.elapsed().as_secs_f64();
