@@ -340,6 +340,9 @@ impl Inner {
         let uri = path_style.clone().unwrap_or_else(|| parts.uri.clone());
         let expects = parts.headers.contains_key(http::header::EXPECT);
         let payload = request::payload(body, &self.metrics);
+        // hyper says no 100 where there is no content. botocore then keeps the status line of this answer for the next one
+        // on the connection, takes that one's for a header, and waits for the end of the connection.
+        let unsaid = expects && payload.ended();
 
         let mut exchange = None;
         let own = own::answer(&method, uri.path(), &self.metrics);
@@ -372,7 +375,7 @@ impl Inner {
         // A body that nobody reads would be taken for the next request. Polling it would ask a client that expects
         // 100-continue to send it.
         let settled = if expects { payload.ended() } else { payload.settle(&turn).await };
-        if !settled {
+        if !settled || unsaid {
             response::close(&mut response);
         }
         self.metrics.answer(response.status());

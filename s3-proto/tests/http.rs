@@ -374,6 +374,7 @@ fn broken_bodies_store_nothing_and_end_the_connection() {
 fn case_09_expect_100_continue() {
     let bench = plain();
     let body = pattern(1000);
+    let nothing = || put("/ernic/nothing", Vec::new());
     let put = put("/ernic/expect", body.clone()).header("Expect", "100-Continue");
     let mut client = bench.client();
     client.send(&put.head());
@@ -386,6 +387,16 @@ fn case_09_expect_100_continue() {
     client.send(&put.bytes());
     assert_eq!(client.answer("PUT").status, 100);
     client.answer("PUT").expect(200);
+
+    // Without content there is nothing to wait for, and no 100. That is the end of the connection: botocore would take
+    // the next answer on it for its own. Without the expectation it goes on.
+    client.send(&nothing().header("expect", "100-continue").bytes());
+    let answer = client.answer("PUT");
+    assert_eq!(answer.expect(200).header("connection"), Some("close"));
+    assert!(client.closed());
+    let mut client = bench.client();
+    assert_eq!(client.call(&nothing()).expect(200).header("connection"), None);
+    assert_eq!(client.call(&get("/ernic/nothing")).body, b"");
 
     // A request that is refused gets the refusal alone, at once.
     let huge = 300 * MIB;

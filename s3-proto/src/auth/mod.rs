@@ -341,7 +341,10 @@ fn header_time(headers: &HeaderMap) -> Result<(SystemTime, String), S3Error> {
         return Ok((key::time(date).ok_or_else(denied)?, date.to_owned()));
     }
     let date = single(headers, "date")?.ok_or_else(denied)?;
-    let time = key::time(date).or_else(|| httpdate::parse_http_date(date).ok()).ok_or_else(denied)?;
+    // botocore writes GMT as RFC 2822 does.
+    let gmt = ["-0000", "+0000"].into_iter().find_map(|zone| date.strip_suffix(zone)).map(|rest| format!("{rest}GMT"));
+    let http = gmt.as_deref().unwrap_or(date);
+    let time = key::time(date).or_else(|| httpdate::parse_http_date(http).ok()).ok_or_else(denied)?;
     Ok((time, key::date(time)))
 }
 
