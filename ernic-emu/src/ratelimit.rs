@@ -88,6 +88,12 @@ macro_rules! warn_limited {
     ($($arg:tt)+) => { $crate::event_limited!(::tracing::Level::WARN, $($arg)+) };
 }
 
+/// `tracing::info!` with the limit of [`warn_limited!`](crate::warn_limited).
+#[macro_export]
+macro_rules! info_limited {
+    ($($arg:tt)+) => { $crate::event_limited!(::tracing::Level::INFO, $($arg)+) };
+}
+
 /// `tracing::debug!` with the limit of [`warn_limited!`](crate::warn_limited).
 #[macro_export]
 macro_rules! debug_limited {

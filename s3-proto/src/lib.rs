@@ -23,6 +23,8 @@
 //!
 //! # Pages
 //!
+//! With [`S3Config::web`], `/` is a page of buckets, objects and figures for browsers (`Accept: text/html`).
+//!
 //! `/metrics` is [`Metrics::page`], `/minio/metrics/v3/api/rdma` has the counters that AIStor has there: no bucket may have
 //! one of the names [`RESERVED_BUCKETS`]. Requests of the protocol `hipobj-rc-v2` under `/.hipobj-rc` are told that it is off.
 //!
@@ -50,6 +52,7 @@ mod route;
 mod tags;
 mod turn;
 mod vhost;
+mod web;
 
 use std::{
     collections::hash_map::RandomState,
@@ -126,6 +129,8 @@ pub struct S3Config {
     pub etag: Etag,
     /// Whether the service's own pages need no signature where everything else does. Default `true`.
     pub open_pages: bool,
+    /// Whether a browser gets a page for people at `/`. Default `false`.
+    pub web: bool,
     /// The domain whose subdomains name buckets (`Host: bucket.domain`). Default none: only paths name them.
     pub domain: Option<String>,
 }
@@ -139,6 +144,7 @@ impl Default for S3Config {
             server: "ernic".into(),
             etag: Etag::Md5,
             open_pages: true,
+            web: false,
             domain: None,
         }
     }
@@ -345,7 +351,11 @@ impl Inner {
         let unsaid = expects && payload.ended();
 
         let mut exchange = None;
-        let own = own::answer(&method, uri.path(), &self.metrics);
+        let own = if self.config.web && web::is_wanted(&method, uri.path(), uri.query(), &parts.headers) {
+            Some(Ok(web::page(self.auth.is_some())))
+        } else {
+            own::answer(&method, uri.path(), &self.metrics)
+        };
         let allowed = match &self.auth {
             Some(auth) if own.is_none() || !self.config.open_pages => auth.check(&parts),
             _ => Ok(Signed::Unsigned),

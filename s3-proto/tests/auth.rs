@@ -380,6 +380,35 @@ fn pages_are_open_unless_they_are_closed() {
 }
 
 #[test]
+fn the_page_is_for_browsers() {
+    let browser = |target: &str| get(target).header("accept", "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8");
+    let off = plain();
+    off.call(&browser("/")).expect(200).xml();
+    let web = S3Config { web: true, ..S3Config::default() };
+    let on = bench_of(MIB as u64, 10, web.clone());
+    let page = on.call(&browser("/"));
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    let policy = page.header("content-security-policy").expect("a policy");
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
+    let text = page.text();
+    let script = text.split("<script>").nth(1).and_then(|rest| rest.split("</script>").next()).expect("a script");
+    let hash = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, Sha256::digest(script));
+    assert!(policy.contains(&format!("script-src 'sha256-{hash}'")) && text.contains("data-auth=\"off\""));
+    // Programs get what they always got, at every path.
+    for request in [get("/").header("accept", "*/*"), get("/"), browser("/?x-id=ListBuckets"), browser("/ernic")] {
+        on.call(&request).expect(200).xml();
+    }
+    on.call(&browser("/ernic/none")).expect_error(404, "NoSuchKey", "/ernic/none");
+    let head = on.call(&request("HEAD", "/").header("accept", "text/html"));
+    assert_eq!((head.status, head.body.len()), (200, 0));
+    // With authentication it has nothing to show but figures, and not even these where they are closed.
+    let signed = bench_with(web.clone());
+    assert!(signed.call(&browser("/")).expect(200).text().contains("data-auth=\"on\""));
+    signed.call(&browser("/?x-id=ListBuckets")).expect_error(403, "AccessDenied", "/");
+    bench_with(S3Config { open_pages: false, ..web }).call(&browser("/")).expect_error(403, "AccessDenied", "/");
+}
+
+#[test]
 fn buckets_by_virtual_host() {
     let domain = S3Config { domain: Some("s3.test".into()), ..S3Config::default() };
     let bench = bench_with(domain.clone());

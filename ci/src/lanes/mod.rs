@@ -6,6 +6,7 @@ mod rdma;
 mod tools;
 mod transfers;
 mod vms;
+mod web;
 
 use std::cell::OnceCell;
 use std::io::Write as _;
@@ -69,7 +70,7 @@ enum Run {
     Abi,
     /// Runs stock S3 tools against the server; the text says what they were.
     Tools(fn(&Bench<'_>) -> Result<String>),
-    /// Runs a function against a VM.
+    /// Runs a function against a server, mostly in a VM.
     Vm(fn(&Bench<'_>) -> Result<()>),
 }
 
@@ -103,6 +104,7 @@ const LANES: &[Lane] = &[
     lane("doc", Run::Doc),
     Lane { name: "s3-conformance", run: Run::Tools(tools::conformance), full: true },
     Lane { name: "s3-tools", run: Run::Tools(tools::s3_tools), full: true },
+    lane("web", Run::Vm(web::web)),
     lane("vm-agent", Run::Vm(vms::agent)),
     lane("vm-basic", Run::Vm(vms::basic)),
     lane("vm-lifecycle", Run::Vm(vms::lifecycle)),

@@ -49,6 +49,8 @@ pub struct S3Options {
     pub credentials: Option<PathBuf>,
     /// Domain whose subdomains are buckets.
     pub domain: Option<String>,
+    /// Whether browsers get a page.
+    pub web: bool,
 }
 
 /// Where the objects are.
@@ -115,6 +117,7 @@ impl Default for S3Options {
             durability: Durability::Full,
             credentials: None,
             domain: None,
+            web: false,
         }
     }
 }
@@ -186,7 +189,7 @@ impl FromStr for Backend {
 
 impl S3Options {
     /// The keys that `s3:` takes.
-    pub const KEYS: [&'static str; 12] = [
+    pub const KEYS: [&'static str; 13] = [
         "bucket",
         "size",
         "objects",
@@ -199,6 +202,7 @@ impl S3Options {
         "durability",
         "credentials",
         "domain",
+        "web",
     ];
     /// Those of them that are about the guest's network.
     const OF_THE_WIRE: [&'static str; 3] = ["ip", "port", "dhcp"];
@@ -261,13 +265,8 @@ impl S3Options {
                     .filter(|&n| n != 0)
                     .ok_or_else(|| rule("use a number from 1 to 65535"))?;
             }
-            "dhcp" => {
-                self.dhcp = match value {
-                    "on" => true,
-                    "off" => false,
-                    _ => return Err(rule("use on or off")),
-                };
-            }
+            "dhcp" => self.dhcp = switch(value).map_err(rule)?,
+            "web" => self.web = switch(value).map_err(rule)?,
             "credentials" if value.is_empty() => return Err(rule("a file's name is missing")),
             "credentials" => self.credentials = Some(value.into()),
             "domain" => self.domain = Some(domain(value).map_err(rule)?),
@@ -347,6 +346,14 @@ fn bucket(name: &str) -> Result<String, &'static str> {
     Ok(name.to_owned())
 }
 
+fn switch(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("use on or off"),
+    }
+}
+
 /// A domain: labels of letters, digits and dashes (RFC 1123, section 2.1), and no address.
 fn domain(text: &str) -> Result<String, &'static str> {
     let fits = |label: &str| {
@@ -403,7 +410,7 @@ mod tests {
     #[test]
     fn every_key() {
         let text = "s3:bucket=my.bucket-1,size=1G,objects=16777216,ip=10.0.0.5,port=8080,maxpart=5GiB,dhcp=off,etag=crc64nvme,\
-             store=disk:\"/a,b\",durability=os,credentials=/etc/k,domain=S3.test";
+             store=disk:\"/a,b\",durability=os,credentials=/etc/k,domain=S3.test,web=on";
         let expected = S3Options {
             bucket: "my.bucket-1".to_owned(),
             size: 1 << 30,
@@ -417,6 +424,7 @@ mod tests {
             durability: Durability::Os,
             credentials: Some("/etc/k".into()),
             domain: Some("s3.test".to_owned()),
+            web: true,
         };
         assert_eq!(text.parse(), Ok(Backend::S3(expected)));
         assert_eq!("s3:dhcp=on,etag=md5,store=memory,durability=full".parse(), Ok(Backend::S3(S3Options::default())));
@@ -493,16 +501,17 @@ mod tests {
             (
                 "s3:colour=red",
                 "s3 backend: unknown option 'colour': known are bucket, size, objects, ip, port, maxpart, dhcp, etag, store, \
-                 durability, credentials, domain",
+                 durability, credentials, domain, web",
             ),
             (
                 "s3:SIZE=1M",
                 "s3 backend: unknown option 'SIZE': known are bucket, size, objects, ip, port, maxpart, dhcp, etag, store, \
-                 durability, credentials, domain",
+                 durability, credentials, domain, web",
             ),
             ("s3:store=tape", "s3 backend: bad store 'tape': use memory, disk:PATH, dir:PATH or remote:URL"),
             ("s3:store=disk:", "s3 backend: bad store 'disk:': a path or URL is missing behind the colon"),
             ("s3:credentials=", "s3 backend: bad credentials '': a file's name is missing"),
+            ("s3:web=yes", "s3 backend: bad web 'yes': use on or off"),
             ("s3:domain=a..b", "s3 backend: bad domain 'a..b': use a name, as in s3.example.com"),
             ("s3:domain=-a", "s3 backend: bad domain '-a': use a name, as in s3.example.com"),
             ("s3:domain=10.0.0.1", "s3 backend: bad domain '10.0.0.1': an address has no subdomains"),

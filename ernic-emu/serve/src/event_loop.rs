@@ -66,6 +66,8 @@ pub struct Server {
     options: Options,
     recent: Recent,
     origin: Instant,
+    /// Drivers that were there at the last turn: for Ethernet, for RDMA.
+    drivers: [bool; 2],
 }
 
 /// What is to be told of the S3 service.
@@ -108,6 +110,7 @@ impl Server {
             options,
             recent,
             origin: Instant::now(),
+            drivers: [false; 2],
         };
         if let Some(pcap) = pcap {
             server.wire.record(pcap);
@@ -211,7 +214,31 @@ impl Server {
         {
             s3.counters.set(Counters::of(&self.device));
         }
-        self.device.poll(now, &mut self.wire)
+        let polled = self.device.poll(now, &mut self.wire);
+        self.tell_of_drivers();
+        polled
+    }
+
+    /// Says which drivers of the guest have come up, and gone.
+    fn tell_of_drivers(&mut self) {
+        let ethernet = self.device.attached();
+        // The RDMA driver makes its event queues first, and keeps them (`ionic_create_rdma_admin`).
+        let rdma = ethernet && self.device.rdma_objects().eqs > 0;
+        let [had_ethernet, had_rdma] = std::mem::replace(&mut self.drivers, [ethernet, rdma]);
+        if ethernet && !had_ethernet {
+            ernic_emu::info_limited!(
+                "guest: driver up, mac {} mtu {} link {}",
+                self.options.nic_mac(),
+                self.device.mtu(),
+                if self.device.link_is_up() { LinkState::Up } else { LinkState::Down }.name()
+            );
+        }
+        if rdma && !had_rdma {
+            ernic_emu::info_limited!("guest: RDMA driver up, tokens of this guest can be served");
+        }
+        if had_ethernet && !ethernet {
+            ernic_emu::info_limited!("guest: driver down");
+        }
     }
 
     /// Tells the device of the cable.

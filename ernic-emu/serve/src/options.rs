@@ -57,6 +57,7 @@ Options of the s3 backend (defaults in brackets):
   etag=KIND     what ETags are made of, md5 or crc64nvme [md5]
   store=STORE   memory, disk:PATH, dir:PATH or remote:URL [memory]
   credentials=FILE  keys that requests must be signed with, lines ACCESS:SECRET [none: everybody may do everything]
+  web=on|off    a page of buckets, objects and figures for browsers at / [off]
   domain=NAME   makes bucket.NAME a way to name a bucket [none]
   durability=D  what a write has survived when it is answered, full (power loss) or os [full]
 A value with a comma, a quote or a percent sign is written in \"quotes\" (\\\" and \\\\ within) or with %XX.

@@ -57,6 +57,9 @@ pub fn announce(options: &Options) {
             tracing::info!("{}", s3_line(s3));
             let dhcp = if s3.dhcp { " dhcp on" } else { " dhcp off" };
             tracing::info!("{}", limits(s3, dhcp));
+            if s3.web {
+                tracing::info!("page for the guest's browsers: {}", s3.url());
+            }
             if credentials::are_given(s3) {
                 tracing::info!("authentication is on: requests must be signed");
             } else {
@@ -99,6 +102,9 @@ pub fn announce_serve(options: &ServeOptions, address: SocketAddr, keys: usize) 
     for command in commands(&s3.bucket, reachable(address), keys > 0) {
         tracing::info!("try: {command}");
     }
+    if s3.web {
+        tracing::info!("page for browsers: http://{}/", reachable(address));
+    }
     match keys {
         0 if options.is_local() => {
             tracing::info!("authentication is off: everybody on this machine can read and write")
@@ -127,7 +133,11 @@ fn commands(bucket: &str, address: SocketAddr, signed: bool) -> [String; 3] {
                 "AWS_ACCESS_KEY_ID={access} AWS_SECRET_ACCESS_KEY={secret} AWS_DEFAULT_REGION=us-east-1 aws --endpoint-url {url} \
                  s3 ls s3://{bucket}/"
             ),
-            format!("curl --aws-sigv4 aws:amz:us-east-1:s3 --user {access}:{secret} {url}/{bucket}/"),
+            // curl before 8.0 does not make this header itself.
+            format!(
+                "curl --aws-sigv4 aws:amz:us-east-1:s3 -H \"x-amz-content-sha256: UNSIGNED-PAYLOAD\" --user {access}:{secret} \
+                 {url}/{bucket}/"
+            ),
             format!(
                 "AWS_ACCESS_KEY_ID={access} AWS_SECRET_ACCESS_KEY={secret} rclone lsf \
                  \":s3,provider=Other,env_auth=true,endpoint='{url}':{bucket}\""

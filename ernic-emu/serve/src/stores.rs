@@ -60,7 +60,7 @@ pub fn open_blocking(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
 /// How the service behaves by the options.
 #[must_use]
 pub fn service_config(s3: &S3Options) -> S3Config {
-    S3Config { max_part: s3.maxpart, etag: s3.etag, domain: s3.domain.clone(), ..S3Config::default() }
+    S3Config { max_part: s3.maxpart, etag: s3.etag, domain: s3.domain.clone(), web: s3.web, ..S3Config::default() }
 }
 
 /// A service over `store` that is still to be set up; with credentials, only for those who sign with them.

@@ -114,13 +114,14 @@ fn every_option_is_documented_with_its_default() {
             assert!(row.contains(&format!("| `{default}` |")), "{row}: default {default}");
         }
     }
-    let S3Options { bucket, size, objects, ip, port, maxpart, dhcp, etag, store, durability, credentials, domain } =
+    let S3Options { bucket, size, objects, ip, port, maxpart, dhcp, etag, store, durability, credentials, domain, web } =
         S3Options::default();
     assert_eq!((size, maxpart, dhcp, etag), (256 << 20, 256 << 20, true, Etag::Md5));
     assert_eq!((store, durability), (StoreKind::Memory, Durability::Full));
-    assert_eq!((credentials, domain), (None, None));
+    assert_eq!((credentials, domain, web), (None, None, false));
     let (objects, ip, port) = (objects.to_string(), ip.to_string(), port.to_string());
-    let defaults = [&bucket, "256M", &objects, &ip, &port, "256M", "on", "md5", "memory", "full", "none", "none"];
+    let defaults =
+        [&bucket, "256M", &objects, &ip, &port, "256M", "on", "md5", "memory", "full", "none", "none", "off"];
     assert_eq!(defaults.len(), S3Options::KEYS.len());
     for (key, default) in S3Options::KEYS.into_iter().zip(defaults) {
         let default = if default == "none" { default.to_owned() } else { format!("`{default}`") };
