@@ -95,6 +95,7 @@ const LANES: &[Lane] = &[
     lane("s3-rdma", Run::Programs(&[Target::Test("s3-proto", "rdma"), Target::Test("ionic-driver", "s3_rdma")])),
     lane("store", Run::Programs(&[Target::All("ernic-store")])),
     lane("store-crash", Run::Programs(&[Target::Test("ernic", "store_crash")])),
+    lane("store-remote", Run::Programs(&[Target::Test("ernic-store", "remote"), Target::Test("ernic", "remote")])),
     lane("ionic", Run::Programs(&[Target::Test("ionic-driver", "inprocess"), Target::Lib("ernic-emu")])),
     lane("vfio-user", Run::Programs(&[Target::Test("ionic-driver", "socket"), Target::Test("ernic-emu", "vfio_user")])),
     lane("rdma", Run::Programs(&[Target::Test("ionic-driver", "rdma")])),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+#[cfg(not(feature = "remote"))]
+use anyhow::bail;
 use ernic_store::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store};
 #[cfg(feature = "remote")]
 use ernic_store::{RemoteStore, RemoteUrl};
@@ -28,6 +30,9 @@ pub async fn open(s3: &S3Options) -> anyhow::Result<Arc<dyn Store>> {
         }
         #[cfg(feature = "remote")]
         StoreKind::Remote(url) => return remote(url),
+        #[cfg(feature = "remote")]
+        StoreKind::Dir(path) => Arc::new(RemoteStore::folder(path, &s3.bucket).context("s3 backend: bad store")?),
+        #[cfg(not(feature = "remote"))]
         other => bail!("s3 backend: bad store '{other}': this build does not have it"),
     };
     // It is there already where the store outlives the server.

@@ -165,7 +165,7 @@ where
 {
     let (out, mut pieces) = mpsc::channel(QUEUE);
     let read = read(Pieces { out: out.clone() });
-    let task = Task(handle.spawn(async move {
+    let task = Task::new(handle.spawn(async move {
         if let Err(error) = read.await {
             // It fails only if nobody listens any more.
             let _ = out.send(Err(error)).await;

@@ -8,9 +8,11 @@
 //! its thread never blocks, and needs no runtime. Content moves through channels of two pieces of at most 1 MiB each way,
 //! so that a slow side holds up the other instead of filling memory.
 //!
-//! The engine [S3](s3) speaks S3 to S3: buckets, uploads, parts, ETags, metadata, versions are the remote's own.
+//! There are two engines. [S3](s3) speaks S3 to S3: buckets, uploads, parts, ETags, metadata, versions are the remote's own.
+//! [OpenDAL](files) reaches everything else, and makes objects of what is there: folders, WebDAV, Azure, GCS, HDFS.
 
 mod body;
+mod files;
 mod s3;
 mod url;
 
@@ -26,6 +28,7 @@ use tokio::{
 pub use self::url::{Credentials, RemoteError, RemoteUrl};
 use self::{
     body::{Body, Pieces, QUEUE, Writer},
+    files::Files,
     s3::S3,
 };
 use crate::{
@@ -68,14 +71,26 @@ impl RemoteStore {
     /// [`RemoteError`] where the URL names a service that is not built in, or the runtime cannot be had.
     pub fn open(url: &RemoteUrl, credentials: Option<Credentials>) -> Result<Self, RemoteError> {
         let runtime = runtime()?;
-        let _inside = runtime.enter();
+        let inside = runtime.enter();
         let engine: Arc<dyn Engine> = match url {
             RemoteUrl::S3(place) => Arc::new(S3::new(place, credentials)?),
-            RemoteUrl::Other(service) => {
-                return Err(RemoteError::Service(service.name.clone(), "this service is not built in".to_owned()));
-            }
+            RemoteUrl::Other(service) => Arc::new(Files::service(service)?),
         };
-        drop(_inside);
+        drop(inside);
+        Ok(Self::new(engine, runtime))
+    }
+
+    /// The folder `path` of this machine as the one bucket `bucket`: see the guide for what a file is as an object. The
+    /// folder must be there.
+    ///
+    /// # Errors
+    ///
+    /// [`RemoteError`] where it is not, or cannot be read.
+    pub fn folder(path: &std::path::Path, bucket: &str) -> Result<Self, RemoteError> {
+        let runtime = runtime()?;
+        let inside = runtime.enter();
+        let engine = Arc::new(Files::folder(path, bucket)?);
+        drop(inside);
         Ok(Self::new(engine, runtime))
     }
 
@@ -104,7 +119,7 @@ impl RemoteStore {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        Task(self.handle.spawn(work(Arc::clone(&self.engine))))
+        Task::new(self.handle.spawn(work(Arc::clone(&self.engine))))
     }
 
     /// Starts a writer whose content `work` takes.
@@ -113,7 +128,8 @@ impl RemoteStore {
         F: Future<Output = Result<Arc<ObjectInfo>>> + Send + 'static,
     {
         let (steps, body) = mpsc::channel(QUEUE);
-        Box::new(Writer::new(size, steps, self.task(|engine| work(engine, Body::new(body)))))
+        let task = self.task(|engine| work(engine, Body::new(body))).left_alone();
+        Box::new(Writer::new(size, steps, task))
     }
 }
 
@@ -130,16 +146,24 @@ fn runtime() -> Result<Runtime, RemoteError> {
 
 /// A task of the runtime, which ends when this is dropped.
 #[derive(Debug)]
-struct Task<T>(JoinHandle<Result<T>>);
+struct Task<T> {
+    handle: JoinHandle<Result<T>>,
+    alone: bool,
+}
 
 impl<T> Task<T> {
-    async fn end(mut self) -> Result<T> {
-        self.wait().await
+    fn new(handle: JoinHandle<Result<T>>) -> Self {
+        Self { handle, alone: false }
     }
 
-    /// The result. Not to be called again once it has come.
-    async fn wait(&mut self) -> Result<T> {
-        match (&mut self.0).await {
+    /// Lets it come to its own end: it has something to clear away. Its channel tells it that nobody waits any more.
+    fn left_alone(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    async fn end(mut self) -> Result<T> {
+        match (&mut self.handle).await {
             Ok(result) => result,
             Err(error) => Err(StoreError::Internal(format!("a task of the remote store has ended: {error}"))),
         }
@@ -148,7 +172,9 @@ impl<T> Task<T> {
 
 impl<T> Drop for Task<T> {
     fn drop(&mut self) {
-        self.0.abort();
+        if !self.alone {
+            self.handle.abort();
+        }
     }
 }
 

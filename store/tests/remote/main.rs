@@ -7,4 +7,5 @@ mod server;
 #[path = "../common/wait.rs"]
 mod wait;
 
+mod folder;
 mod s3;

@@ -12,6 +12,7 @@ use http::{HeaderMap, StatusCode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rusty_s3::Method;
 
+pub(super) use self::client::http_client;
 use self::{
     client::{Failure, Patience, Payload, Request, Server, chunk},
     uploads::Uploads,
