@@ -51,10 +51,14 @@ struct Server {
 
 impl Server {
     fn start(options: &[&str]) -> Self {
+        Self::with("s3:size=256M", options)
+    }
+
+    fn with(backend: &str, options: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("nic");
         let log = fs::File::create(dir.path().join("log")).unwrap();
-        let mut arguments = vec!["ernic", "-s", socket.to_str().unwrap(), "-b", "s3:size=256M", "-L", "debug"];
+        let mut arguments = vec!["ernic", "-s", socket.to_str().unwrap(), "-b", backend, "-L", "debug"];
         arguments.extend(options);
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "server::server_process", "--nocapture"])
@@ -301,6 +305,43 @@ fn a_token_takes_the_whole_way() {
     assert_eq!(page["ernic_http_body_operations_total{operation=\"read\"}"], 5.0);
     let log = server.stop();
     assert!(!log.contains(" WARN ") && !log.contains(" ERROR "), "{log}");
+}
+
+/// The store waits for a disk, and the device for nothing: payloads move between guest memory and files while registers and
+/// the admin queue answer, and outlive the server.
+#[test]
+fn a_store_on_disk_takes_the_whole_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = format!("s3:size=256M,store=disk:{}", dir.path().join("store").display());
+    let server = Server::with(&backend, &[]);
+    let mut client = server.guest();
+    let content = pattern(20_000_001);
+    let source = client.buffer(&content, Placement::Scattered);
+    let small = UserMem::new(client.net.nic.bus.ram(), BASE, 4096, Placement::Contiguous).unwrap();
+    client.send(&Client::head("PUT", "/ernic/k", Some(&source.whole(Family::C)), ""));
+    let mut asked = 0;
+    let end = Instant::now() + LONG;
+    while !client.net.socket(client.connection).can_recv() {
+        assert!(Instant::now() < end, "no answer to the PUT");
+        let mr = client.verbs.reg_mr(&mut client.net.nic, client.pd, &RegMr::all(&small, ALL)).unwrap();
+        client.verbs.dereg_mr(&mut client.net.nic, mr.key).unwrap();
+        asked += 1;
+        client.turn();
+    }
+    moved(&client.answer(), 200, content.len());
+    assert!(asked > 1, "the device answered only {asked} times while the bytes moved");
+    assert!(source.mem.content() == content && source.mem.intact());
+    let target = client.buffer(&vec![BLANK; content.len()], Placement::Huge);
+    let (response, _) = client.call("GET", "/ernic/k", Some(&target.whole(Family::C)), "");
+    moved(&response, 200, content.len());
+    assert!(target.mem.content() == content && target.mem.intact());
+    drop(client);
+    let log = server.stop();
+    assert!(!log.contains(" WARN ") && !log.contains(" ERROR "), "{log}");
+
+    let server = Server::with(&backend, &[]);
+    let mut client = server.guest();
+    assert!(client.get_body("/ernic/k") == content);
 }
 
 /// Tokens that reach for what they may not: refused by the rules, nothing moves, nothing counts as moved.
