@@ -1,5 +1,5 @@
 //! The simplest executor: a thread that sleeps until it is woken. And what tests do with any store.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::cast_possible_truncation)]
 
 use std::{
     future::Future,

@@ -126,7 +126,10 @@ mod tests {
             }
         }
         assert!(uploads.state().parts <= PARTS);
-        assert_eq!(uploads.state().parts, uploads.state().uploads.values().map(|known| known.parts.len()).sum());
+        assert_eq!(
+            uploads.state().parts,
+            uploads.state().uploads.values().map(|known| known.parts.len()).sum::<usize>()
+        );
         assert_eq!(uploads.checksums("u49", 7, "e"), sums(7));
         assert!(uploads.checksums("u49", 7, "other").is_empty() && uploads.checksums("u0", 7, "e").is_empty());
         uploads.end("u49");
