@@ -161,7 +161,9 @@ fn s3(text: &str, http: &str) -> Result<S3Place, RemoteError> {
     let mut endpoint: Url = http.parse().map_err(|error| bad(&format!("{error}")))?;
     let mut options = options(text, endpoint.query())?;
     endpoint.set_query(None);
-    let path = endpoint.path().trim_matches('/').to_owned();
+    // As it was written: a URL's parser takes `.` and `..` away, and what is left would be another place.
+    let written = http.split_once("://").map_or("", |(_, rest)| rest).split('?').next().unwrap_or_default();
+    let path = written.split_once('/').map_or("", |(_, path)| path).trim_matches('/').to_owned();
     if path.contains('/') {
         return Err(bad("its path is one bucket at most"));
     }
@@ -317,7 +319,8 @@ mod tests {
                 "bad remote 's3+http://127.0.0.1': style=virtual needs a host with a name".into(),
             ),
             ("s3+http://h/b#c", "bad remote 's3+http://h/b#c': it must not have a fragment (#…)".into()),
-            ("s3+http://h/%2e%2e", "bad remote 's3+http://h/%2e%2e': '..' is no bucket's name".into()),
+            ("s3+http://h/%2e%2e", "bad remote 's3+http://h/%2e%2e': '%2e%2e' is no bucket's name".into()),
+            ("s3+http://h/..", "bad remote 's3+http://h/..': '..' is no bucket's name".into()),
             (
                 "s3://h:9000",
                 "bad remote 's3://h:9000': use s3://BUCKET for AWS, and s3+http:// or s3+https:// for another server"
@@ -332,11 +335,6 @@ mod tests {
             ),
         ] {
             let error = text.parse::<RemoteUrl>().unwrap_err().to_string();
-            // `..` never gets as far as being a bucket: the URL's parser steps up.
-            if text.contains("%2e") {
-                assert!(error.starts_with("bad remote"), "{error}");
-                continue;
-            }
             assert_eq!(error, expected);
         }
     }

@@ -125,11 +125,11 @@ mod tests {
                 uploads.part(&at, "e", &sums(number));
             }
         }
-        assert!(uploads.state().parts <= PARTS);
-        assert_eq!(
-            uploads.state().parts,
-            uploads.state().uploads.values().map(|known| known.parts.len()).sum::<usize>()
-        );
+        {
+            let state = uploads.state();
+            assert!(state.parts <= PARTS);
+            assert_eq!(state.parts, state.uploads.values().map(|known| known.parts.len()).sum::<usize>());
+        }
         assert_eq!(uploads.checksums("u49", 7, "e"), sums(7));
         assert!(uploads.checksums("u49", 7, "other").is_empty() && uploads.checksums("u0", 7, "e").is_empty());
         uploads.end("u49");
