@@ -94,7 +94,7 @@ pub struct DiskStore {
     inner: Arc<Inner>,
 }
 
-/// The store with its thread. Writers keep it.
+/// The store with its thread. Writers keep only what they share, and fail when it is gone.
 #[derive(Debug)]
 struct Inner {
     core: Arc<Core>,
@@ -244,11 +244,11 @@ impl DiskStore {
 
     async fn writer(&self, place: Place, options: PutOptions) -> Result<Box<dyn ObjectWriter>> {
         let size = options.size.unwrap_or(0);
-        let inner = Arc::clone(&self.inner);
+        let core = Arc::clone(&self.inner.core);
         // The claim is held by the job: if nobody waits for it any more, it is given back.
         let held = self.inner.core.disk.pool.run(move || {
-            let claim = inner.core.claim(place, size)?;
-            Ok(Held::new(inner, claim))
+            let claim = core.claim(place, size)?;
+            Ok(Held::new(core, claim))
         });
         Ok(Box::new(Writer::new(held.await?, options)))
     }

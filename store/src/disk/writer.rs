@@ -1,19 +1,13 @@
 //! Writing one object or part.
 
-use std::{
-    collections::VecDeque,
-    fs::File,
-    os::unix::fs::FileExt,
-    sync::{Arc, PoisonError},
-    time::SystemTime,
-};
+use std::{collections::VecDeque, fs::File, os::unix::fs::FileExt, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_channel::oneshot;
 
 use super::{
-    Inner,
+    Core,
     accounts::{Charge, Claim, Place},
     batch::{NewContent, NewObject},
     files::{Disk, write_back},
@@ -38,19 +32,20 @@ const IN_FLIGHT: usize = 2;
 /// A writer's claim, which it gives back.
 #[derive(Debug)]
 pub(super) struct Held {
-    inner: Arc<Inner>,
+    // Not the store itself: dropped, that waits for the thread which may drop this.
+    core: Arc<Core>,
     pub(super) claim: Claim,
 }
 
 impl Held {
-    pub(super) fn new(inner: Arc<Inner>, claim: Claim) -> Self {
-        Self { inner, claim }
+    pub(super) fn new(core: Arc<Core>, claim: Claim) -> Self {
+        Self { core, claim }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.inner.core.accounts.lock().unwrap_or_else(PoisonError::into_inner).release(&self.claim);
+        self.core.accounts().release(&self.claim);
     }
 }
 
@@ -116,12 +111,12 @@ impl Writer {
         }
     }
 
-    fn inner(&self) -> &Arc<Inner> {
-        &self.held.inner
+    fn core(&self) -> &Arc<Core> {
+        &self.held.core
     }
 
     fn disk(&self) -> &Arc<Disk> {
-        &self.held.inner.core.disk
+        &self.held.core.disk
     }
 
     /// Bytes that were announced and have not come.
@@ -157,7 +152,7 @@ impl Writer {
         if let Some(file) = &self.file {
             return Ok(Arc::clone(file));
         }
-        let (disk, id, needed) = (Arc::clone(self.disk()), self.inner().core.serial(), self.written);
+        let (disk, id, needed) = (Arc::clone(self.disk()), self.core().serial(), self.written);
         let made = self.disk().pool.run(move || {
             let file = disk.files.create(id).map_err(|error| disk.files.error("make a file", needed, &error))?;
             Ok(NewFile { file, id, finished: false, kept: false, disk })
@@ -271,9 +266,8 @@ impl ObjectWriter for Writer {
             len = len.min(usize::try_from(announced).unwrap_or(usize::MAX));
         } else {
             let end = self.written.saturating_add(len as u64);
-            let core = Arc::clone(&self.held.inner.core);
-            let mut accounts = core.accounts.lock().unwrap_or_else(PoisonError::into_inner);
-            accounts.resize(&mut self.held.claim, self.written + 1, end)?;
+            let core = Arc::clone(&self.held.core);
+            core.accounts().resize(&mut self.held.claim, self.written + 1, end)?;
             len = usize::try_from(self.held.claim.bytes - self.written).unwrap_or(len);
         }
         self.lent = len;
@@ -308,12 +302,12 @@ impl ObjectWriter for Writer {
             let Place { bucket, key, part } = self.held.claim.place.clone();
             // Whether the bucket has gone with the upload is for the tables to say.
             let upload = part.map(|(upload, _)| upload).unwrap_or_default();
-            let look = self.inner().core.queue.change(move |batch| batch.upload(&bucket, &key, &upload).map(drop));
+            let look = self.core().queue.change(move |batch| batch.upload(&bucket, &key, &upload).map(drop));
             return look.await.and(Err(error));
         }
         let (content, file) = self.content().await?;
         let Self { held, options, written, .. } = *self;
-        let inner = Arc::clone(&held.inner);
+        let core = Arc::clone(&held.core);
         let info = ObjectInfo {
             size: written,
             etag: commit.etag,
@@ -325,7 +319,7 @@ impl ObjectWriter for Writer {
             version: None,
         };
         let condition = commit.condition;
-        let change = inner.core.queue.change(move |batch| {
+        let change = core.queue.change(move |batch| {
             let info = if held.claim.place.part.is_none() {
                 let object = NewObject { info, content };
                 batch.put(&held.claim.place, object, &condition, Some(&held.claim), Charge::default())
