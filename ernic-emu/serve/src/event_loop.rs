@@ -226,12 +226,7 @@ impl Server {
         let rdma = ethernet && self.device.rdma_objects().eqs > 0;
         let [had_ethernet, had_rdma] = std::mem::replace(&mut self.drivers, [ethernet, rdma]);
         if ethernet && !had_ethernet {
-            ernic_emu::info_limited!(
-                "guest: driver up, mac {} mtu {} link {}",
-                self.options.nic_mac(),
-                self.device.mtu(),
-                if self.device.link_is_up() { LinkState::Up } else { LinkState::Down }.name()
-            );
+            ernic_emu::info_limited!("guest: driver up, mac {} mtu {}", self.options.nic_mac(), self.device.mtu());
         }
         if rdma && !had_rdma {
             ernic_emu::info_limited!("guest: RDMA driver up, tokens of this guest can be served");
