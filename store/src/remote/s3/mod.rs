@@ -228,6 +228,31 @@ impl S3 {
         }
     }
 
+    /// Checks a condition before content is sent. A remote that refuses answers and hangs up, and its answer is lost if the
+    /// content is still on its way then; so only a change between this check and its own may come to that.
+    async fn check_first(&self, bucket: &str, key: &str, condition: &Condition) -> Result<()> {
+        // `condition` has looked for the others.
+        if !matches!(condition, Condition::Absent | Condition::Match(_)) {
+            return Ok(());
+        }
+        let there = match self.head(bucket, key, None).await {
+            Ok(info) => Some(info),
+            Err(StoreError::NoSuchKey | StoreError::DeleteMarker { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        condition.check(there.as_ref().map(|info| info.etag.as_str()))
+    }
+
+    /// What is behind `error`, with which a remote has hung up in the middle of content, as far as one question can tell.
+    async fn hung_up(&self, bucket: &str, error: StoreError) -> StoreError {
+        let Ok(request) = self.bucket(Method::Head, bucket) else { return error };
+        match self.server.once(&request, &Payload::None).await {
+            Err(Failure::Final(StoreError::NoSuchKey | StoreError::NoSuchBucket)) => StoreError::NoSuchBucket,
+            Err(Failure::Final(denied @ StoreError::Denied(_))) => denied,
+            _ => error,
+        }
+    }
+
     async fn tags(&self, bucket: &str, key: &str, version: Option<&str>) -> Result<Tags> {
         let request = self.object(Method::Get, bucket, key)?.query("tagging", "").version(version);
         let (_, document) = self.server.call(&request, &Payload::None).await?;
@@ -430,7 +455,11 @@ impl Engine for S3 {
             .headers(meta_headers(&options.meta))
             .headers(tag_header(&options.tags))
             .headers(self.condition(bucket, key, &options.condition).await?);
-        let (headers, commit) = self.server.pass(&request, size, body).await?;
+        self.check_first(bucket, key, &options.condition).await?;
+        let (headers, commit) = match self.server.pass(&request, size, body).await {
+            Err(error @ StoreError::Unavailable(_)) => return Err(self.hung_up(bucket, error).await),
+            passed => passed?,
+        };
         self.made((bucket, key), options, size, &headers, commit).await
     }
 
