@@ -43,8 +43,8 @@ const THREADS: usize = 2;
 /// A store in front of another store. Clones of its handles keep it going; dropping it ends what is under way.
 pub struct RemoteStore {
     engine: Arc<dyn Engine>,
-    /// Taken when the store is dropped.
-    runtime: Option<Runtime>,
+    /// They end with the store.
+    _threads: Threads,
     handle: Handle,
 }
 
@@ -54,10 +54,15 @@ impl fmt::Debug for RemoteStore {
     }
 }
 
-impl Drop for RemoteStore {
+/// The runtime's threads.
+#[derive(Debug)]
+struct Threads(Option<Runtime>);
+
+impl Drop for Threads {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // Whoever drops the store may be on an executor, where waiting for the threads is not allowed.
+        if let Some(runtime) = self.0.take() {
+            // Whoever drops a store, or fails to open one, may be on an executor, where waiting for the threads is not
+            // allowed.
             runtime.shutdown_background();
         }
     }
@@ -70,14 +75,14 @@ impl RemoteStore {
     ///
     /// [`RemoteError`] where the URL names a service that is not built in, or the runtime cannot be had.
     pub fn open(url: &RemoteUrl, credentials: Option<Credentials>) -> Result<Self, RemoteError> {
-        let runtime = runtime()?;
-        let inside = runtime.enter();
+        let (threads, handle) = runtime()?;
+        let inside = handle.enter();
         let engine: Arc<dyn Engine> = match url {
             RemoteUrl::S3(place) => Arc::new(S3::new(place, credentials)?),
             RemoteUrl::Other(service) => Arc::new(Files::service(service)?),
         };
         drop(inside);
-        Ok(Self::new(engine, runtime))
+        Ok(Self { engine, handle, _threads: threads })
     }
 
     /// The folder `path` of this machine as the one bucket `bucket`: see the guide for what a file is as an object. The
@@ -87,16 +92,11 @@ impl RemoteStore {
     ///
     /// [`RemoteError`] where it is not, or cannot be read.
     pub fn folder(path: &std::path::Path, bucket: &str) -> Result<Self, RemoteError> {
-        let runtime = runtime()?;
-        let inside = runtime.enter();
+        let (threads, handle) = runtime()?;
+        let inside = handle.enter();
         let engine = Arc::new(Files::folder(path, bucket)?);
         drop(inside);
-        Ok(Self::new(engine, runtime))
-    }
-
-    fn new(engine: Arc<dyn Engine>, runtime: Runtime) -> Self {
-        let handle = runtime.handle().clone();
-        Self { engine, runtime: Some(runtime), handle }
+        Ok(Self { engine, handle, _threads: threads })
     }
 
     /// The only bucket that this store can have, where there is but one.
@@ -133,7 +133,7 @@ impl RemoteStore {
     }
 }
 
-fn runtime() -> Result<Runtime, RemoteError> {
+fn runtime() -> Result<(Threads, Handle), RemoteError> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         // Files of `dir:` are read and written there.
@@ -141,6 +141,10 @@ fn runtime() -> Result<Runtime, RemoteError> {
         .thread_name("ernic-remote")
         .enable_all()
         .build()
+        .map(|runtime| {
+            let handle = runtime.handle().clone();
+            (Threads(Some(runtime)), handle)
+        })
         .map_err(|error| RemoteError::Runtime(error.to_string()))
 }
 
@@ -378,5 +382,21 @@ impl Store for RemoteStore {
     /// Nothing is held here, and what the remote holds is not known.
     fn usage(&self) -> Usage {
         Usage { capacity: u64::MAX, ..Usage::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_may_be_dropped_on_an_executor_and_fail_to_open_there() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let error = RemoteStore::folder(std::path::Path::new("/nonexistent"), "b").unwrap_err();
+            assert!(error.to_string().contains("/nonexistent"), "{error}");
+            let folder = tempfile::tempdir().unwrap();
+            drop(RemoteStore::folder(folder.path(), "b").unwrap());
+        });
     }
 }
