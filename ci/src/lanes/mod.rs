@@ -77,12 +77,10 @@ enum Run {
 struct Lane {
     name: &'static str,
     run: Run,
-    /// Only with `--full`.
-    full: bool,
 }
 
 const fn lane(name: &'static str, run: Run) -> Lane {
-    Lane { name, run, full: false }
+    Lane { name, run }
 }
 
 const LANES: &[Lane] = &[
@@ -103,8 +101,8 @@ const LANES: &[Lane] = &[
     lane("abi", Run::Abi),
     lane("other", Run::Rest),
     lane("doc", Run::Doc),
-    Lane { name: "s3-conformance", run: Run::Tools(tools::conformance), full: true },
-    Lane { name: "s3-tools", run: Run::Tools(tools::s3_tools), full: true },
+    lane("s3-conformance", Run::Tools(tools::conformance)),
+    lane("s3-tools", Run::Tools(tools::s3_tools)),
     lane("web", Run::Vm(web::web)),
     lane("vm-agent", Run::Vm(vms::agent)),
     lane("vm-basic", Run::Vm(vms::basic)),
@@ -112,7 +110,7 @@ const LANES: &[Lane] = &[
     lane("vm-offload", Run::Vm(vms::offload)),
     lane("vm-pcap", Run::Vm(vms::pcap)),
     lane("vm-boto3", Run::Vm(boto3::case_20_boto3)),
-    Lane { name: "vm-s3-tools", run: Run::Vm(tools::vm_tools), full: true },
+    lane("vm-s3-tools", Run::Vm(tools::vm_tools)),
     lane("vm-rdma", Run::Vm(rdma::control)),
     lane("vm-rdma-faults", Run::Vm(transfers::faults)),
     lane("vm-rdma-clients", Run::Vm(transfers::clients)),
@@ -194,11 +192,7 @@ fn abi_lane(mirror: Option<&str>) -> Result<String> {
 }
 
 fn selected(args: &TestArgs) -> Vec<&'static Lane> {
-    LANES
-        .iter()
-        .filter(|l| args.full || !l.full)
-        .filter(|l| args.regex.as_ref().is_none_or(|r| r.is_match(l.name)))
-        .collect()
+    LANES.iter().filter(|l| args.regex.as_ref().is_none_or(|r| r.is_match(l.name))).collect()
 }
 
 /// `cargo xtask test`.
@@ -301,15 +295,14 @@ mod tests {
     fn the_s3_lanes_are_selected_by_their_prefix() {
         assert_eq!(
             names(&["-R", "^s3-"]),
-            ["s3-token", "s3-http", "s3-target", "s3-auth", "s3-tcp", "s3-ci", "s3-rdma"]
+            ["s3-token", "s3-http", "s3-target", "s3-auth", "s3-tcp", "s3-ci", "s3-rdma", "s3-conformance", "s3-tools"]
         );
     }
 
     #[test]
     fn selection_is_by_search_and_everything_by_default() {
         assert_eq!(names(&["-R", "o.ic"]), ["ionic"]);
-        assert_eq!(names(&[]).len(), LANES.iter().filter(|l| !l.full).count());
-        assert_eq!(names(&["--full"]).len(), LANES.len());
+        assert_eq!(names(&[]).len(), LANES.len());
         assert!(names(&["-R", "^ic"]).is_empty());
     }
 

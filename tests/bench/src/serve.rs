@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     Bench,
     figures::{Direction, Figure, at_least, at_most, between, bytes, escape, n},
+    limits,
     load::{self, Job, Outcome},
     peers::{self, BUCKET, Peer, Tcp},
     stats::{Samples, bandwidth, gbps, latency, median, rate, round},
@@ -221,27 +222,47 @@ fn disk_get(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
     Ok(result)
 }
 
-/// PUTs that have reached the disk when they are answered, beside `dd` that does the same.
+/// PUTs that have reached the disk when they are answered, beside `dd` that does the same. One PUT cannot be faster than its
+/// MD5, which is measured too; so are PUTs to a server whose ETags need none.
 fn disk_put(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
     let objects = Objects::new(4, LARGE);
-    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut theirs, mut digests) = (Vec::new(), Vec::new(), Vec::new());
+    let [mut of_dd, mut of_md5, mut of_dd_crc64] = [const { Vec::new() }; 3];
     for _ in 0..bench.starts {
         let dir = disk(bench)?;
-        let server = on_disk(bench, dir.path(), "size=1G,durability=full")?;
-        objects.fill(&server)?;
-        let (mut puts, mut copies) = (Vec::new(), Vec::new());
+        let start = |name, options| -> anyhow::Result<(tempfile::TempDir, Tcp)> {
+            let place = tempfile::Builder::new().prefix(name).tempdir_in(dir.path())?;
+            let server = on_disk(bench, place.path(), options)?;
+            objects.fill(&server)?;
+            Ok((place, server))
+        };
+        let (_md5_place, md5) = start("md5-", "size=1G,durability=full")?;
+        let (_crc64_place, crc64) = start("crc64-", "size=1G,durability=full,etag=crc64nvme")?;
+        let mut speeds = [const { Vec::new() }; 4];
         for _ in 0..n(8, bench) {
-            puts.push(speed(LARGE, 1, &objects.run(&server, Direction::Put, 1, 1)?));
-            copies.push(gbps(LARGE, dd(&dir.path().join("dd"))?));
+            let put = |server| anyhow::Ok(speed(LARGE, 1, &objects.run(server, Direction::Put, 1, 1)?));
+            let dd = gbps(LARGE, dd(&dir.path().join("dd"))?);
+            for (speeds, speed) in
+                speeds.iter_mut().zip([put(&md5)?, put(&crc64)?, dd, gbps(LARGE, limits::md5(LARGE)?)])
+            {
+                speeds.push(speed);
+            }
         }
-        ours.push(median(&puts));
-        theirs.push(median(&copies));
-        ratios.push(median(&puts) / median(&copies));
+        let [put, put_crc64, dd, digest] = speeds.map(|speeds| median(&speeds));
+        ours.push(put);
+        theirs.push(dd);
+        digests.push(digest);
+        of_dd.push(put / dd);
+        of_md5.push(put / digest);
+        of_dd_crc64.push(put_crc64 / dd);
     }
     let mut result = bandwidth(&ours);
-    result.insert("ratio_dd".into(), round(median(&ratios)));
-    result.insert("ratio_of_starts".into(), ratios.iter().map(|v| round(*v)).collect());
+    result.insert("ratio_dd".into(), round(median(&of_dd)));
+    result.insert("ratio_of_starts".into(), of_dd.iter().map(|v| round(*v)).collect());
     result.insert("of_dd".into(), round(median(&theirs)));
+    result.insert("of_md5".into(), round(median(&digests)));
+    result.insert("ratio_md5".into(), round(median(&of_md5)));
+    result.insert("ratio_dd_crc64nvme".into(), round(median(&of_dd_crc64)));
     Ok(result)
 }
 
