@@ -83,12 +83,73 @@ fn build(package: &str, name: &str, profile: &str) -> Result<PathBuf> {
     bail!("`{}` names no program", process::display(&command))
 }
 
-/// A running server.
+/// A server process and its log.
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Running {
+    /// Starts `command`, with its log in the log folder `name`, and waits until `ready` finds in the log, or elsewhere, what
+    /// it waits for.
+    fn start<T>(command: &mut Command, name: &str, ready: impl Fn(&str) -> Option<T>) -> Result<(Self, T)> {
+        let log = vm::log_folder(name)?.join("server.log");
+        let file = File::create(&log)?;
+        let child = process::end_with_parent(command)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("cannot start {}", process::display(command)))?;
+        let mut server = Self { child, log };
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(found) = ready(&server.log()) {
+                return Ok((server, found));
+            }
+            server.check().with_context(|| format!("`{}`", process::display(command)))?;
+            if Instant::now() >= end {
+                let last = process::tail(&server.log(), 20);
+                bail!("`{}` does not say in 30 s that it listens:\n{last}", process::display(command));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the server has ended with {status}:\n{}", process::tail(&self.log(), 20));
+        }
+        Ok(())
+    }
+
+    fn stop(mut self) -> Result<()> {
+        self.check()?;
+        let obeyed = process::terminate(&mut self.child, Duration::from_secs(10))?;
+        let status = self.child.wait()?;
+        if !obeyed || !status.success() {
+            bail!("the server did not end well on SIGTERM ({status}):\n{}", process::tail(&self.log(), 20));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = process::terminate(&mut self.child, Duration::from_secs(5));
+    }
+}
+
+/// A running server with a NIC.
 #[derive(Debug)]
 pub struct Server {
-    child: Child,
+    running: Running,
     socket: PathBuf,
-    log: PathBuf,
     _folder: TempDir,
 }
 
@@ -101,32 +162,10 @@ impl Server {
     pub fn start(program: &Path, name: &str, backend: &str, options: &[String]) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("ernic-").tempdir()?;
         let socket = folder.path().join("ernic.sock");
-        let log = vm::log_folder(name)?.join("server.log");
-        let file = File::create(&log)?;
         let mut command = Command::new(program);
         command.arg("--socket").arg(&socket).arg("--backend").arg(backend).args(options);
-        let child = process::end_with_parent(&mut command)
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .with_context(|| format!("cannot start {}", process::display(&command)))?;
-        let mut server = Self { child, socket, log, _folder: folder };
-        let end = Instant::now() + Duration::from_secs(30);
-        while !listens(&server.socket) {
-            if let Some(status) = server.child.try_wait()? {
-                bail!("`{}` ended with {status}:\n{}", process::display(&command), process::tail(&server.log(), 20));
-            }
-            if Instant::now() >= end {
-                bail!(
-                    "`{}` does not listen on its socket:\n{}",
-                    process::display(&command),
-                    process::tail(&server.log(), 20)
-                );
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(server)
+        let (running, ()) = Running::start(&mut command, name, |_| listens(&socket).then_some(()))?;
+        Ok(Self { running, socket, _folder: folder })
     }
 
     /// Its vfio-user socket.
@@ -136,12 +175,13 @@ impl Server {
 
     /// Its log so far.
     pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+        self.running.log()
     }
 
     /// The end of its log, for errors.
     pub fn last_words(&self) -> String {
-        format!("the server's last lines:\n{}\n(logs in {})", process::tail(&self.log(), 12), self.log.display())
+        let log = &self.running.log;
+        format!("the server's last lines:\n{}\n(logs in {})", process::tail(&self.log(), 12), log.display())
     }
 
     /// Whether it is still running.
@@ -149,33 +189,19 @@ impl Server {
     /// # Errors
     /// When it has ended; the error has its log.
     pub fn check(&mut self) -> Result<()> {
-        if let Some(status) = self.child.try_wait()? {
-            bail!("the server has ended with {status}:\n{}", process::tail(&self.log(), 20));
-        }
-        Ok(())
+        self.running.check()
     }
 
     /// Ends it with SIGTERM and checks that it ended well and took its socket away.
     ///
     /// # Errors
     /// When it did not.
-    pub fn stop(mut self) -> Result<()> {
-        self.check()?;
-        let obeyed = process::terminate(&mut self.child, Duration::from_secs(10))?;
-        let status = self.child.wait()?;
-        if !obeyed || !status.success() {
-            bail!("the server did not end well on SIGTERM ({status}):\n{}", process::tail(&self.log(), 20));
-        }
+    pub fn stop(self) -> Result<()> {
+        self.running.stop()?;
         if self.socket.exists() {
             bail!("the server left its socket {} behind", self.socket.display());
         }
         Ok(())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = process::terminate(&mut self.child, Duration::from_secs(5));
     }
 }
 
@@ -185,8 +211,7 @@ pub const KEYS: (&str, &str) = ("ERNICLANEKEY", "lane/secret+with=signs");
 /// A running `ernic serve` on a free port of the loopback, which asks for [`KEYS`].
 #[derive(Debug)]
 pub struct Listener {
-    child: Child,
-    log: PathBuf,
+    running: Running,
     /// Its URL, without a slash at the end.
     pub endpoint: String,
 }
@@ -198,39 +223,11 @@ impl Listener {
     /// # Errors
     /// When it ends, or says nothing within half a minute; the error has its log.
     pub fn start(program: &Path, name: &str, backend: &str) -> Result<Self> {
-        let log = vm::log_folder(name)?.join("server.log");
-        let file = File::create(&log)?;
         let mut command = Command::new(program);
         command.args(["serve", "--listen", "127.0.0.1:0", "--backend", backend]);
         command.env("ERNIC_ACCESS_KEY", KEYS.0).env("ERNIC_SECRET_KEY", KEYS.1);
-        let child = process::end_with_parent(&mut command)
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .with_context(|| format!("cannot start {}", process::display(&command)))?;
-        let mut server = Self { child, log, endpoint: String::new() };
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            if let Some(endpoint) = listening(&server.log()) {
-                server.endpoint = endpoint;
-                return Ok(server);
-            }
-            server.check()?;
-            if Instant::now() >= end {
-                bail!(
-                    "`{}` does not say where it listens:\n{}",
-                    process::display(&command),
-                    process::tail(&server.log(), 20)
-                );
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Its log so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+        let (running, endpoint) = Running::start(&mut command, name, listening)?;
+        Ok(Self { running, endpoint })
     }
 
     /// Whether it is still running.
@@ -238,30 +235,15 @@ impl Listener {
     /// # Errors
     /// When it has ended; the error has its log.
     pub fn check(&mut self) -> Result<()> {
-        if let Some(status) = self.child.try_wait()? {
-            bail!("the server has ended with {status}:\n{}", process::tail(&self.log(), 20));
-        }
-        Ok(())
+        self.running.check()
     }
 
     /// Ends it with SIGTERM and checks that it ended well.
     ///
     /// # Errors
     /// When it did not.
-    pub fn stop(mut self) -> Result<()> {
-        self.check()?;
-        let obeyed = process::terminate(&mut self.child, Duration::from_secs(10))?;
-        let status = self.child.wait()?;
-        if !obeyed || !status.success() {
-            bail!("the server did not end well on SIGTERM ({status}):\n{}", process::tail(&self.log(), 20));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let _ = process::terminate(&mut self.child, Duration::from_secs(5));
+    pub fn stop(self) -> Result<()> {
+        self.running.stop()
     }
 }
 
@@ -317,7 +299,8 @@ mod tests {
         let program = folder.path().join("ernic");
         fs::write(&program, "#!/bin/sh\necho \"Error: $4 is bad\" >&2\nexit 2\n").unwrap();
         fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let error = Server::start(&program, "unit-server", "s3:size=bogus", &[]).unwrap_err().to_string();
+        let error = Server::start(&program, "unit-server", "s3:size=bogus", &[]).unwrap_err();
+        let error = format!("{error:#}");
         assert!(error.contains("exit status: 2") && error.contains("Error: s3:size=bogus is bad"), "{error}");
     }
 }

@@ -11,11 +11,11 @@ use s3s::{
 };
 
 use super::{
-    Operations, checksum_of, checksum_type, etag,
+    Operations, checksum_type, etag,
     list::{MAX_KEYS, limit},
     version,
 };
-use crate::{checksum::Algorithm, error::store as refused, request::Context};
+use crate::{error::store as refused, request::Context};
 
 pub(super) async fn get(
     ops: &Operations,
@@ -58,15 +58,9 @@ pub(super) async fn get(
 }
 
 fn checksum(info: &ObjectInfo) -> Checksum {
-    let sum = |algorithm| checksum_of(&info.checksums, algorithm).map(str::to_owned);
-    Checksum {
-        checksum_crc32: sum(Algorithm::Crc32),
-        checksum_crc32c: sum(Algorithm::Crc32c),
-        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
-        checksum_sha1: sum(Algorithm::Sha1),
-        checksum_sha256: sum(Algorithm::Sha256),
+    with_checksums!(Checksum, &info.checksums, {
         checksum_type: Some(ChecksumType::from_static(checksum_type(&info.checksums))),
-    }
+    })
 }
 
 /// One page of the parts: at most `max` with numbers above `after`.
@@ -85,14 +79,8 @@ fn parts(info: &ObjectInfo, after: i32, max: i32) -> GetObjectAttributesParts {
 }
 
 fn part(part: &ObjectPart) -> dto::ObjectPart {
-    let sum = |algorithm| checksum_of(&part.checksums, algorithm).map(str::to_owned);
-    dto::ObjectPart {
-        checksum_crc32: sum(Algorithm::Crc32),
-        checksum_crc32c: sum(Algorithm::Crc32c),
-        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
-        checksum_sha1: sum(Algorithm::Sha1),
-        checksum_sha256: sum(Algorithm::Sha256),
+    with_checksums!(dto::ObjectPart, &part.checksums, {
         part_number: Some(part.number.into()),
         size: i64::try_from(part.size).ok(),
-    }
+    })
 }

@@ -16,7 +16,7 @@ use s3s::{
 };
 
 use super::{
-    Operations, checksum_of, checksum_type, etag,
+    Operations, checksum_type, etag,
     multipart::{part_number, upload_algorithm},
     object::STEP,
     version,
@@ -189,18 +189,12 @@ pub(super) async fn object(
         }
     };
 
-    let sum = |algorithm| checksum_of(&copied.checksums, algorithm).map(str::to_owned);
-    let result = CopyObjectResult {
-        checksum_crc32: sum(Algorithm::Crc32),
-        checksum_crc32c: sum(Algorithm::Crc32c),
-        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
-        checksum_sha1: sum(Algorithm::Sha1),
-        checksum_sha256: sum(Algorithm::Sha256),
+    let result = with_checksums!(CopyObjectResult, &copied.checksums, {
         checksum_type: (!copied.checksums.is_empty())
             .then(|| ChecksumType::from_static(checksum_type(&copied.checksums))),
         e_tag: Some(etag(&copied.etag)),
         last_modified: Some(copied.modified.into()),
-    };
+    });
     Ok(S3Response::new(CopyObjectOutput {
         copy_object_result: Some(result),
         copy_source_version_id: ops.shown_version(&found.bucket, info).await,
@@ -236,16 +230,10 @@ pub(super) async fn part(
     let commit = Commit { etag: digested.etag, checksums, condition: Condition::None };
     let info = writer.commit(commit).await.map_err(refused)?;
 
-    let sum = |algorithm| checksum_of(&info.checksums, algorithm).map(str::to_owned);
-    let result = CopyPartResult {
-        checksum_crc32: sum(Algorithm::Crc32),
-        checksum_crc32c: sum(Algorithm::Crc32c),
-        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
-        checksum_sha1: sum(Algorithm::Sha1),
-        checksum_sha256: sum(Algorithm::Sha256),
+    let result = with_checksums!(CopyPartResult, &info.checksums, {
         e_tag: Some(etag(&info.etag)),
         last_modified: Some(info.modified.into()),
-    };
+    });
     Ok(S3Response::new(UploadPartCopyOutput {
         copy_part_result: Some(result),
         copy_source_version_id: ops.shown_version(&found.bucket, found.info()).await,

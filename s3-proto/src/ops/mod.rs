@@ -1,5 +1,35 @@
 //! The operations, over a [`Store`].
 
+/// An answer, or a part of one, with its checksum fields filled from `$sums`.
+macro_rules! with_checksums {
+    ($($answer:ident)::+, $sums:expr, { $($fields:tt)* }) => {{
+        let sum = |algorithm| $crate::ops::checksum_of($sums, algorithm).map(str::to_owned);
+        $($answer)::+ {
+            checksum_crc32: sum($crate::checksum::Algorithm::Crc32),
+            checksum_crc32c: sum($crate::checksum::Algorithm::Crc32c),
+            checksum_crc64nvme: sum($crate::checksum::Algorithm::Crc64Nvme),
+            checksum_sha1: sum($crate::checksum::Algorithm::Sha1),
+            checksum_sha256: sum($crate::checksum::Algorithm::Sha256),
+            $($fields)*
+        }
+    }};
+}
+
+/// The checksums that are set in the fields of an input.
+macro_rules! declared_checksums {
+    ($input:expr) => {
+        [
+            ($crate::checksum::Algorithm::Crc32, &$input.checksum_crc32),
+            ($crate::checksum::Algorithm::Crc32c, &$input.checksum_crc32c),
+            ($crate::checksum::Algorithm::Crc64Nvme, &$input.checksum_crc64nvme),
+            ($crate::checksum::Algorithm::Sha1, &$input.checksum_sha1),
+            ($crate::checksum::Algorithm::Sha256, &$input.checksum_sha256),
+        ]
+        .into_iter()
+        .filter_map(|(algorithm, value)| Some((algorithm, value.as_deref()?)))
+    };
+}
+
 mod attributes;
 mod bucket;
 mod completions;

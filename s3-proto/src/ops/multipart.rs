@@ -197,13 +197,7 @@ pub(super) async fn complete(
 
 /// The answer to a completion.
 fn completed(input: CompleteMultipartUploadInput, done: Done, location: String) -> CompleteMultipartUploadOutput {
-    let sum = |algorithm| checksum_of(&done.checksums, algorithm).map(str::to_owned);
-    CompleteMultipartUploadOutput {
-        checksum_crc32: sum(Algorithm::Crc32),
-        checksum_crc32c: sum(Algorithm::Crc32c),
-        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
-        checksum_sha1: sum(Algorithm::Sha1),
-        checksum_sha256: sum(Algorithm::Sha256),
+    with_checksums!(CompleteMultipartUploadOutput, &done.checksums, {
         checksum_type: (!done.checksums.is_empty()).then(|| ChecksumType::from_static(checksum_type(&done.checksums))),
         e_tag: Some(etag(&done.etag)),
         version_id: done.version,
@@ -211,7 +205,7 @@ fn completed(input: CompleteMultipartUploadInput, done: Done, location: String) 
         bucket: Some(input.bucket),
         key: Some(input.key),
         ..Default::default()
-    }
+    })
 }
 
 /// The parts that the client lists, in its order, which must be that of their numbers.
@@ -236,7 +230,7 @@ fn match_parts<'a>(listed: &[CompletedPart], have: &'a [PartInfo]) -> S3Result<V
         if etag.value().trim_matches('"') != there.info.etag {
             return Err(invalid());
         }
-        for (algorithm, value) in sums(part) {
+        for (algorithm, value) in declared_checksums!(part) {
             if checksum_of(&there.info.checksums, algorithm) != Some(value) {
                 return Err(invalid());
             }
@@ -259,18 +253,6 @@ fn check_sizes(parts: &[&PartInfo], least: u64) -> S3Result<()> {
             part.info.size
         )),
     }
-}
-
-fn sums(part: &CompletedPart) -> impl Iterator<Item = (Algorithm, &str)> {
-    [
-        (Algorithm::Crc32, &part.checksum_crc32),
-        (Algorithm::Crc32c, &part.checksum_crc32c),
-        (Algorithm::Crc64Nvme, &part.checksum_crc64nvme),
-        (Algorithm::Sha1, &part.checksum_sha1),
-        (Algorithm::Sha256, &part.checksum_sha256),
-    ]
-    .into_iter()
-    .filter_map(|(algorithm, value)| Some((algorithm, value.as_deref()?)))
 }
 
 /// The object's checksum, checked against what the client expects: the one that the upload is declared to have; else that of
@@ -298,14 +280,7 @@ fn whole_checksum(
             declared.as_str()
         ));
     }
-    let expected = [
-        (Algorithm::Crc32, &input.checksum_crc32),
-        (Algorithm::Crc32c, &input.checksum_crc32c),
-        (Algorithm::Crc64Nvme, &input.checksum_crc64nvme),
-        (Algorithm::Sha1, &input.checksum_sha1),
-        (Algorithm::Sha256, &input.checksum_sha256),
-    ];
-    let mut expected = expected.into_iter().filter_map(|(algorithm, value)| Some((algorithm, value.as_deref()?)));
+    let mut expected = declared_checksums!(input);
     let full = match &options.checksum {
         Some(declared) => declared.full_object,
         None => kind == Some(ChecksumType::FULL_OBJECT),
@@ -372,18 +347,12 @@ pub(super) async fn list_parts(
 
 fn part(part: &PartInfo) -> Part {
     let info = &part.info;
-    let sum = |algorithm| checksum_of(&info.checksums, algorithm).map(str::to_owned);
-    Part {
-        checksum_crc32: sum(Algorithm::Crc32),
-        checksum_crc32c: sum(Algorithm::Crc32c),
-        checksum_crc64nvme: sum(Algorithm::Crc64Nvme),
-        checksum_sha1: sum(Algorithm::Sha1),
-        checksum_sha256: sum(Algorithm::Sha256),
+    with_checksums!(Part, &info.checksums, {
         e_tag: Some(etag(&info.etag)),
         last_modified: Some(info.modified.into()),
         part_number: Some(part.number.into()),
         size: i64::try_from(info.size).ok(),
-    }
+    })
 }
 
 pub(super) async fn list_uploads(
