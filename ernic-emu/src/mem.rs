@@ -31,7 +31,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{FileType, OFlags, SealFlags};
@@ -173,6 +173,30 @@ pub enum DmaError {
         /// Why.
         kind: io::ErrorKind,
     },
+}
+
+/// An atomic operation on a number in guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Adds, without overflow.
+    Add(u64),
+    /// Sets it if it is a given number.
+    Swap {
+        /// What it has to be.
+        compare: u64,
+        /// What it becomes.
+        swap: u64,
+    },
+}
+
+impl AtomicOp {
+    /// The number afterwards; `None` if it stays.
+    fn apply(self, before: u64) -> Option<u64> {
+        match self {
+            Self::Add(add) => Some(before.wrapping_add(add)),
+            Self::Swap { compare, swap } => (before == compare).then_some(swap),
+        }
+    }
 }
 
 /// Access to maps that came without a descriptor: one message to the client and back per call.
@@ -551,6 +575,37 @@ impl GuestMemory {
         Ok(())
     }
 
+    /// Does an atomic operation on the 8 bytes at `iova`, a little-endian number; the number before. In memory that is mapped
+    /// directly it is atomic for the guest's processors too, elsewhere only for the other operations of this device.
+    ///
+    /// # Errors
+    /// [`DmaError::Misaligned`] unless `iova` is a multiple of 8; otherwise as [`GuestMemory::read`] and [`GuestMemory::write`].
+    pub fn atomic(&self, iova: u64, op: AtomicOp) -> Result<u64, DmaError> {
+        if !iova.is_multiple_of(8) {
+            return Err(DmaError::Misaligned { iova, len: 8 });
+        }
+        let mut access = self.access();
+        if let Some(at) = access.direct(iova, 8, Prot::READ | Prot::WRITE) {
+            // SAFETY: `direct` says that 8 bytes are there, mapped writable while `access` lives; maps and files are page-aligned, so an
+            // aligned iova is an aligned address. An atomic may be shared with anyone.
+            let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+            let step = |word: u64| op.apply(u64::from_le(word)).map(u64::to_le);
+            return match word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step) {
+                Ok(before) | Err(before) => Ok(u64::from_le(before)),
+            };
+        }
+        // Its table is let go of: what comes now may wait for the client.
+        drop(access);
+        self.check(iova, 8, Prot::READ | Prot::WRITE)?;
+        let mut word = [0; 8];
+        self.read(iova, &mut word)?;
+        let before = u64::from_le_bytes(word);
+        if let Some(after) = op.apply(before) {
+            self.write(iova, &after.to_le_bytes())?;
+        }
+        Ok(before)
+    }
+
     /// Reads one wire struct, once.
     ///
     /// # Errors
@@ -728,6 +783,34 @@ impl<'a> Access<'a> {
         self.mem.write_runs(table, iova, buf)
     }
 
+    /// Copies `len` bytes of guest memory at `from` to guest memory at `to`; the two may overlap. The last byte becomes visible
+    /// last, since a program may wait for it; an aligned word of 8 bytes is copied as a whole.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::read`] and [`GuestMemory::write`].
+    pub fn copy(&mut self, from: u64, to: u64, len: usize) -> Result<(), DmaError> {
+        if len == 0 {
+            return Ok(());
+        }
+        if let Some(src) = self.direct(from, len, Prot::READ)
+            && let Some(dst) = self.direct(to, len, Prot::WRITE)
+        {
+            // SAFETY: `direct` says that `len` bytes are at each, mapped and backed while the table is held, those at `dst` writable.
+            unsafe { copy_within(src, dst, len) };
+            return Ok(());
+        }
+        // What is not that simple goes by way of our own memory, a piece at a time. Nothing moves unless all of it can.
+        self.take_table().check(from, len, Prot::READ)?;
+        self.take_table().check(to, len, Prot::WRITE)?;
+        let mut buffer = [0; 4096];
+        for at in (0..len).step_by(buffer.len()) {
+            let Some(part) = buffer.get_mut(..(len - at).min(4096)) else { continue };
+            self.read(from + at as u64, part)?;
+            self.write(to + at as u64, part)?;
+        }
+        Ok(())
+    }
+
     /// See [`GuestMemory::read_plain`].
     ///
     /// # Errors
@@ -869,6 +952,27 @@ unsafe fn bulk_copy(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(src, dst, len) };
     compiler_fence(Ordering::SeqCst);
+}
+
+/// Copies guest memory to guest memory, its last byte last.
+///
+/// # Safety
+/// `len` bytes (not 0) at `src` and at `dst` are mapped and backed, those at `dst` writable.
+unsafe fn copy_within(src: *const u8, dst: *mut u8, len: usize) {
+    if len == 8 && src.addr().is_multiple_of(8) && dst.addr().is_multiple_of(8) {
+        // SAFETY: 8 aligned bytes at each, by the caller's promise.
+        unsafe { store_release(dst, src.cast::<u64>().read_volatile()) };
+        return;
+    }
+    // Read before anything is written: the two may overlap.
+    // SAFETY: `len` is not 0, so that `len - 1` is inside.
+    let last = unsafe { src.add(len - 1).read_volatile() };
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: the caller's promise; `ptr::copy` allows an overlap.
+    unsafe { ptr::copy(src, dst, len - 1) };
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: as above; an atomic of one byte is always aligned.
+    unsafe { AtomicU8::from_ptr(dst.add(len - 1)) }.store(last, Ordering::Release);
 }
 
 /// Asks the processor for a cache line; a hint.

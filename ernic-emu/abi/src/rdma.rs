@@ -37,6 +37,63 @@ open_enum! {
 }
 /// Number of admin opcodes (`IONIC_V1_ADMIN_OPCODES_MAX`): the driver refuses any at or above what the identity says.
 pub const ADMIN_OPCODES: u8 = 19;
+open_enum! {
+    /// Work request opcode of version 1 (`enum ionic_v1_op`).
+    pub struct WorkOp(u8) {
+        SEND = 0,
+        SEND_INV = 1,
+        SEND_IMM = 2,
+        RDMA_READ = 3,
+        RDMA_WRITE = 4,
+        RDMA_WRITE_IMM = 5,
+        ATOMIC_CS = 6,
+        ATOMIC_FA = 7,
+        REG_MR = 8,
+        LOCAL_INV = 9,
+        BIND_MW = 10,
+    }
+}
+
+open_enum! {
+    /// Status of a work completion (`enum ionic_status`, with `IBV_WC_*` of the same names behind it).
+    pub struct WorkStatus(u8) {
+        OK = 0,
+        LOCAL_LEN = 1,
+        LOCAL_QP_OPER = 2,
+        LOCAL_PROT = 3,
+        WQE_FLUSHED = 4,
+        MEM_MGMT_OPER = 5,
+        BAD_RESP = 6,
+        LOCAL_ACC = 7,
+        REMOTE_INV_REQ = 8,
+        REMOTE_ACC = 9,
+        REMOTE_OPER = 10,
+        RETRY_EXCEEDED = 11,
+        RNR_RETRY_EXCEEDED = 12,
+        XRC_VIO = 13,
+        LOCAL_SGL_INV = 14,
+    }
+}
+
+bitflags! {
+    /// Work request flags (`enum ionic_v1_flag`).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct WorkFlags: u16 {
+        /// Not before earlier reads and atomics are done.
+        const FENCE = 1 << 0;
+        /// The receiver's event is solicited.
+        const SOL = 1 << 1;
+        /// The payload is in the request.
+        const INL = 1 << 2;
+        /// It wants a completion.
+        const SIG = 1 << 3;
+        /// Lengths of 32 bits in front of the SGEs, which start at 64.
+        const SPEC32 = 1 << 12;
+        /// Lengths of 16 bits likewise.
+        const SPEC16 = 1 << 13;
+    }
+}
+
 /// Number of work request opcodes of version 1 that libionic needs to see.
 pub const QP_OPCODES: u8 = 11;
 
@@ -505,6 +562,16 @@ pub const EQE_CQ_ERR: u32 = 8;
 pub const EQE_QP_SQ_DRAIN: u32 = 1;
 /// Queue pair event: it broke.
 pub const EQE_QP_ERR: u32 = 8;
+/// Queue pair event: a peer asked for what makes no sense.
+pub const EQE_QP_ERR_REQUEST: u32 = 9;
+/// Queue pair event: a peer asked for what it may not.
+pub const EQE_QP_ERR_ACCESS: u32 = 10;
+/// Receive completion: shift of the operation in its third word (`IONIC_V1_CQE_RECV_OP_SHIFT`).
+pub const CQE_RECV_OP_SHIFT: u32 = 24;
+/// Receive completion: the packet had a VLAN tag (`IONIC_V1_CQE_RECV_IS_VLAN`).
+pub const CQE_RECV_VLAN: u32 = 1 << 30;
+/// Receive completion: the packet was IPv4 (`IONIC_V1_CQE_RECV_IS_IPV4`).
+pub const CQE_RECV_IPV4: u32 = 1 << 31;
 
 /// Rings of a completion queue's doorbell: consumer index, arm, arm for solicited only (`IONIC_CQ_RING_*`).
 pub const CQ_RING_CONS: u8 = 0;

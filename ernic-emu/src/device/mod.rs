@@ -34,7 +34,7 @@ use crate::{
     link::Link,
     mem::GuestMemory,
     pci::{self, ConfigSpace, MSIX_PBA, MSIX_TABLE},
-    rdma::{self, MemoryRegions, Objects, Rdma},
+    rdma::{self, MemoryRegions, Objects, Rdma, Traffic},
     vfio::{IrqAction, IrqTable, RegionInfo, VfioDevice},
 };
 
@@ -113,6 +113,8 @@ pub struct Device {
     /// Low half of a doorbell that came in two.
     half: Option<(u64, u32)>,
     scratch: Vec<u8>,
+    /// That of the last turn.
+    now: Duration,
 }
 
 impl Device {
@@ -143,6 +145,7 @@ impl Device {
             pending: Pending::default(),
             half: None,
             scratch: Vec::new(),
+            now: Duration::ZERO,
             config,
             mem,
         }
@@ -202,6 +205,12 @@ impl Device {
         self.rdma.objects()
     }
 
+    /// What work requests did.
+    #[must_use]
+    pub fn rdma_traffic(&self) -> Traffic {
+        self.rdma.traffic()
+    }
+
     /// Whether a driver has initialised the LIF.
     #[must_use]
     pub fn attached(&self) -> bool {
@@ -225,15 +234,21 @@ impl Device {
         let open = self.pci.bus_master();
         let mut events = 0;
         let mut more = false;
+        let mut deadline = None;
         if open {
             more |= self.run_admin_queue(&mut events);
             self.tell_link(link);
-            more |= self.rdma.run(&mut rdma::Env {
+            self.now = now;
+            let (rdma_more, rdma_deadline) = self.rdma.run(&mut rdma::Env {
                 mem: &self.mem,
                 intr: &mut self.intr,
                 events: &mut events,
                 errors: &mut self.nic.stats.guest,
+                now,
+                mtu: self.nic.lif.mtu,
             });
+            more |= rdma_more;
+            deadline = rdma_deadline;
             if std::mem::take(&mut self.link_changed) {
                 let (up, flaps) = (self.link_up, self.link_flaps);
                 let (nic, mut env) = split(&mut self.nic, &self.mem, &mut self.intr, &mut self.scratch, &mut events);
@@ -246,8 +261,8 @@ impl Device {
         let (nic, env) = split(&mut self.nic, &self.mem, &mut self.intr, &mut self.scratch, &mut events);
         more |= link.poll(now, &mut RxPort { nic, env, open: open && self.link_up }).more;
         self.raise(events);
-        let deadline = if open { self.nic.refresh_stats(&self.mem, now) } else { None };
-        Poll { more, deadline }
+        let stats = if open { self.nic.refresh_stats(&self.mem, now) } else { None };
+        Poll { more, deadline: deadline.into_iter().chain(stats).min() }
     }
 
     /// Raises the vectors of a turn, one bit each.
@@ -429,6 +444,8 @@ impl Device {
                 intr: &mut self.intr,
                 events: &mut events,
                 errors: &mut self.nic.stats.guest,
+                now: self.now,
+                mtu: self.nic.lif.mtu,
             };
             let known = self.pci.bus_master()
                 && u16::try_from(page).is_ok_and(|page| self.rdma.doorbell(&mut env, page, qtype.0, doorbell));

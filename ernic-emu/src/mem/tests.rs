@@ -590,3 +590,71 @@ fn figures_of_memory() {
         Box::new(|i| _ = black_box(mem.read_plain::<[u8; 16]>(spread(i)).unwrap())),
     );
 }
+
+/// Memory in the three ways it can be there, one page of each beside the next: direct, guarded, by message.
+fn three_kinds() -> (GuestMemory, Arc<Client>) {
+    let mem = GuestMemory::new();
+    mem.map_fd(0, PAGE, RW, memfd(1), 0).unwrap();
+    mem.map_fd(PAGE, PAGE, RW, unsealed(1, MemfdFlags::empty()), 0).unwrap();
+    mem.map_message(2 * PAGE, PAGE, RW).unwrap();
+    let client = Client::new(2 * PAGE, PAGE as usize);
+    mem.set_message_dma(Some(client.clone()));
+    (mem, client)
+}
+
+#[test]
+fn guest_memory_is_copied_to_guest_memory() {
+    let (mem, _client) = three_kinds();
+    let all: Vec<u8> = (0..3 * PAGE).map(|i| (i * 7 % 251) as u8).collect();
+    let lens = [1, 2, 7, 8, 9, 63, 64, 65, 1000, PAGE as usize + 100, 2 * PAGE as usize];
+    for from in [0, 1, 8, PAGE - 3, PAGE, 2 * PAGE + 8] {
+        for to in [0, 5, 16, PAGE - 8, PAGE + 1, 2 * PAGE] {
+            for len in lens {
+                mem.write(0, &all).unwrap();
+                let fits = from.max(to) + len as u64 <= 3 * PAGE;
+                assert_eq!(mem.access().copy(from, to, len).is_ok(), fits, "{from} {to} {len}");
+                let mut got = vec![0; all.len()];
+                mem.read(0, &mut got).unwrap();
+                let mut expected = all.clone();
+                // Where both lie in one direct map they may overlap; elsewhere only what does not is promised.
+                let apart = from.abs_diff(to) >= len as u64;
+                let direct = from.max(to) + len as u64 <= PAGE;
+                if fits && (apart || direct) {
+                    expected.copy_within(from as usize..from as usize + len, to as usize);
+                    assert!(got == expected, "{from} {to} {len}");
+                } else if !fits {
+                    assert!(got == expected, "nothing moves: {from} {to} {len}");
+                }
+            }
+        }
+    }
+    assert_eq!(mem.access().copy(u64::MAX, u64::MAX, 0), Ok(()));
+}
+
+#[test]
+fn atomics_give_the_number_before() {
+    let (mem, _client) = three_kinds();
+    for at in [0, 4088, PAGE + 8, 2 * PAGE + 16] {
+        mem.write(at, &5_u64.to_le_bytes()).unwrap();
+        assert_eq!(mem.atomic(at, AtomicOp::Add(u64::MAX)), Ok(5));
+        assert_eq!(mem.atomic(at, AtomicOp::Swap { compare: 5, swap: 1 }), Ok(4));
+        assert_eq!(mem.atomic(at, AtomicOp::Swap { compare: 4, swap: 0x0102_0304_0506_0708 }), Ok(4));
+        let mut bytes = [0; 8];
+        mem.read(at, &mut bytes).unwrap();
+        assert_eq!(bytes, [8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(mem.atomic(at + 4, AtomicOp::Add(1)), Err(DmaError::Misaligned { iova: at + 4, len: 8 }));
+    }
+    assert_eq!(mem.atomic(3 * PAGE, AtomicOp::Add(1)), Err(DmaError::Unmapped { iova: 3 * PAGE }));
+    // Two threads count to the sum of both.
+    mem.write(0, &[0; 8]).unwrap();
+    let other = mem.clone();
+    let count = |mem: &GuestMemory| {
+        for _ in 0..100_000 {
+            mem.atomic(0, AtomicOp::Add(1)).unwrap();
+        }
+    };
+    let thread = std::thread::spawn(move || count(&other));
+    count(&mem);
+    thread.join().unwrap();
+    assert_eq!(mem.atomic(0, AtomicOp::Add(0)), Ok(200_000));
+}

@@ -8,10 +8,11 @@ use ionic_abi::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{
-    ADDRESS_HANDLES, COMPLETION_QUEUES, Env, QUEUE_PAIRS, Rdma, UDMA_SHIFT,
+    ADDRESS_HANDLES, AddressHandle, COMPLETION_QUEUES, Env, QUEUE_PAIRS, Rdma, UDMA_SHIFT,
     pages::{PageList, Pages},
     qp::{QueuePair, WorkQueue},
     queue::{CQE, CompletionQueue},
+    wqe::Template,
 };
 use crate::ring::Indices;
 
@@ -21,8 +22,6 @@ const ENTRY: u64 = 64;
 const MAX_ENTRIES: u16 = 2;
 /// Commands that one turn runs.
 const BUDGET: usize = 64;
-/// Lengths of a header template: Ethernet, optional VLAN, IPv4 or IPv6, UDP (04 §5.8).
-const TEMPLATES: [u32; 4] = [42, 46, 62, 66];
 
 /// One admin queue.
 #[derive(Debug)]
@@ -80,7 +79,7 @@ impl Rdma {
                     env.errors.rdma_commands += 1;
                     crate::warn_limited!(op = ?command.op, ?status, "RDMA admin command refused");
                 }
-                self.complete(env, cq, completion(id, &command, outcome), false);
+                let _ = self.complete(env, cq, completion(id, &command, outcome), false);
             }
         }
         false
@@ -106,8 +105,14 @@ impl Rdma {
             AdminOp::MODIFY_QP => self.modify_qp(env, &command.body()?),
             AdminOp::QUERY_QP => self.query_qp(env, &command.body()?),
             AdminOp::DESTROY_QP => {
-                let qp = self.qps.remove(&command.body::<DestroyById>()?.id_ver.get()).ok_or(AdminStatus::BAD_INDEX)?;
+                let id = command.body::<DestroyById>()?.id_ver.get();
+                let qp = self.qps.remove(&id).ok_or(AdminStatus::BAD_INDEX)?;
                 self.queue_pages += qp.entries();
+                if let Some(at) = qp.timer {
+                    self.timers.remove(&(at, id));
+                }
+                // Whoever waits for it notices.
+                self.wake(qp.peer());
                 Ok(())
             }
             AdminOp::CREATE_AH => self.create_ah(env, &command.body()?),
@@ -173,44 +178,53 @@ impl Rdma {
             .inspect_err(|_| self.queue_pages += sq.entries())?;
         let sq = WorkQueue::new(sq_cq, sq, sq_indices, cmd.sq_stride_log2);
         let rq = WorkQueue::new(rq_cq, rq, rq_indices, cmd.rq_stride_log2);
-        let qp = QueuePair::new(cmd.dbid_flags.get(), cmd.type_state, flags, sq, rq);
+        let mut qp = QueuePair::new(cmd.dbid_flags.get(), cmd.type_state, cmd.pd_id.get(), flags, sq, rq);
+        qp.restart(self.next_epoch());
         self.qps.insert(id, qp);
         Ok(())
     }
 
     fn modify_qp(&mut self, env: &mut Env<'_>, cmd: &ModifyQp) -> Result<(), AdminStatus> {
         let id = cmd.id_ver.get();
+        let mask = QpAttr::from_bits_truncate(cmd.attr_mask.get());
+        let epoch = self.next_epoch();
         let qp = self.qps.get_mut(&id).ok_or(AdminStatus::BAD_INDEX)?;
-        if QpAttr::from_bits_truncate(cmd.attr_mask.get()).contains(QpAttr::AV) && qp.kind == QpType::RC {
-            template(env, cmd.dma_addr.get(), cmd.ah_id_len.get() >> 24)?;
-        }
+        let route = match mask.contains(QpAttr::AV) && qp.kind == QpType::RC {
+            true => Some(template(env, cmd.dma_addr.get(), cmd.ah_id_len.get() >> 24)?),
+            false => None,
+        };
         let to = qp.modify(cmd).ok_or(AdminStatus::BAD_ATTR)?;
+        if route.is_some() {
+            qp.route = route;
+        }
         match to {
             None => {}
             Some(QpState::ERR) if qp.state != QpState::ERR && qp.state != QpState::RESET => self.fail(env, id),
             Some(state) => {
                 if state == QpState::RESET {
-                    qp.sq.indices.reset();
-                    qp.rq.indices.reset();
-                    self.rung.remove(&id);
+                    qp.restart(epoch);
                 }
                 qp.state = state;
-                if state == QpState::RTS {
-                    self.rung.insert(id);
-                }
-                // No request is ever under way between two turns, so that the queue is drained at once.
-                let notify = QpFlags::from_bits_truncate(cmd.access_flags.get().into()).contains(QpFlags::SQD_NOTIFY);
-                let mask = QpAttr::from_bits_truncate(cmd.attr_mask.get());
-                if state == QpState::SQD && notify && mask.contains(QpAttr::EN_SQD_ASYNC_NOTIFY) {
+                let notify = QpFlags::from_bits_truncate(cmd.access_flags.get().into()).contains(QpFlags::SQD_NOTIFY)
+                    && mask.contains(QpAttr::EN_SQD_ASYNC_NOTIFY);
+                qp.tell_drained = state == QpState::SQD && notify;
+                // What it was at is finished first.
+                if qp.tell_drained && qp.work.is_none() {
+                    qp.tell_drained = false;
                     self.tell_owner(env, id, EQE_QP_SQ_DRAIN);
                 }
             }
+        }
+        // It may send now, and be sent to.
+        self.wake(id);
+        if let Some(peer) = self.qps.get(&id).map(QueuePair::peer) {
+            self.wake(peer);
         }
         Ok(())
     }
 
     /// An event of a queue pair: on the event queue of its data mover, 0 or 1, which serve no completion queue (04 §3).
-    fn tell_owner(&mut self, env: &mut Env<'_>, qpn: u32, code: u32) {
+    pub(super) fn tell_owner(&mut self, env: &mut Env<'_>, qpn: u32, code: u32) {
         if let Some(eq) = self.eqs.get_mut(&(qpn >> UDMA_SHIFT & 1)) {
             eq.post(env, EQE_TYPE_QP, code, qpn);
         }
@@ -239,22 +253,20 @@ impl Rdma {
             return Err(AdminStatus::BAD_INDEX);
         }
         let header = template(env, cmd.dma_addr.get(), cmd.length.get())?;
-        self.ahs.insert(id, header);
+        self.ahs.insert(id, AddressHandle { pd: cmd.pd_id.get(), header });
         Ok(())
     }
 }
 
 /// Copies a header template; the driver unmaps it as soon as the command completes.
-fn template(env: &mut Env<'_>, at: u64, len: u32) -> Result<Vec<u8>, AdminStatus> {
-    if !TEMPLATES.contains(&len) {
-        return Err(AdminStatus::BAD_ATTR);
-    }
-    let mut header = vec![0; usize::try_from(len).unwrap_or(0)];
+fn template(env: &mut Env<'_>, at: u64, len: u32) -> Result<Template, AdminStatus> {
+    let len = usize::try_from(len).ok().filter(|len| Template::LENGTHS.contains(len)).ok_or(AdminStatus::BAD_ATTR)?;
+    let mut header = vec![0; len];
     if env.mem.read(at, &mut header).is_err() {
         env.errors.rdma_dma += 1;
         return Err(AdminStatus::BAD_ATTR);
     }
-    Ok(header)
+    Template::new(header).ok_or(AdminStatus::BAD_ATTR)
 }
 
 /// Takes the next command; `None` if its entry cannot be read. The second value is an error of its framing.

@@ -1,20 +1,25 @@
 //! The RDMA half of the device: queues, queue pairs, memory regions, address handles, and the admin queues that make them.
 //!
-//! Work requests are not executed yet: one that is posted completes with an error, so that no program waits for ever.
-//! What works is everything that a token needs: a region's key is a row in [`MemoryRegions`].
+//! Work requests are executed between the queue pairs of the device: there is no network behind it. A peer that is elsewhere is
+//! waited for, and then the request fails as it would for want of an answer. A region's key is a row in [`MemoryRegions`], for
+//! work requests and for tokens alike.
 
 mod admin;
+mod exec;
 mod pages;
 mod qp;
 mod queue;
 mod region;
 mod remote;
+mod wqe;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use ionic_abi::{
-    CQ_RING_ARM, CQ_RING_CONS, CQ_RING_SOL, CQE_ERROR, CQE_QID_SHIFT, CQE_TYPE_SHIFT, CqeType, Doorbell,
-    LifIdentityRdma, LifLogicalQtype, Opcode, QpState, QpType, RdmaQueueCmd, Status,
+    CQ_RING_ARM, CQ_RING_CONS, CQ_RING_SOL, Doorbell, LifIdentityRdma, LifLogicalQtype, Opcode, RdmaQueueCmd, Status,
 };
 use zerocopy::FromZeros;
 
@@ -23,6 +28,7 @@ use self::{
     pages::Pages,
     qp::QueuePair,
     queue::{CQE, CompletionQueue, EventQueue, Full, notify, notify_broken},
+    wqe::Template,
 };
 pub use self::{
     region::{MAX_PAGES, MAX_REGIONS, MemoryRegions, RegionError},
@@ -51,14 +57,6 @@ const QUEUE_PAGES: u64 = 4 << 20;
 /// the second one collides with the GSI's number.
 const UDMA_SHIFT: u8 = 6;
 
-/// Work requests that one turn completes.
-const WORK_BUDGET: usize = 256;
-
-/// Completion status (05 §4): the queue pair could not do it.
-const STATUS_LOCAL_QP_OPER: u32 = 2;
-/// Completion status: flushed. The driver makes one up for every request that is outstanding.
-const STATUS_FLUSHED: u32 = 4;
-
 /// What the RDMA half needs of the rest of the device while it works.
 pub(crate) struct Env<'a> {
     pub(crate) mem: &'a GuestMemory,
@@ -66,6 +64,10 @@ pub(crate) struct Env<'a> {
     /// Vectors to raise at the end of the turn, one bit each.
     pub(crate) events: &'a mut u64,
     pub(crate) errors: &'a mut GuestErrors,
+    /// Monotonic; that of the last turn, outside of one.
+    pub(crate) now: Duration,
+    /// What the driver set on the interface, bytes.
+    pub(crate) mtu: u32,
 }
 
 impl Env<'_> {
@@ -89,6 +91,28 @@ pub struct Objects {
     pub regions: u32,
 }
 
+/// What work requests did, since the device was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Requests that succeeded.
+    pub requests: u64,
+    /// Requests that failed; those that were flushed are not counted.
+    pub failed: u64,
+    /// Bytes that were moved for them.
+    pub bytes: u64,
+    /// Datagrams that went nowhere.
+    pub dropped: u64,
+    /// How often a request had to wait: for a receive buffer, or for a peer.
+    pub waits: u64,
+}
+
+/// An address handle.
+#[derive(Debug)]
+struct AddressHandle {
+    pd: u32,
+    header: Template,
+}
+
 /// All RDMA objects of the LIF.
 #[derive(Debug)]
 pub(crate) struct Rdma {
@@ -97,9 +121,14 @@ pub(crate) struct Rdma {
     cqs: BTreeMap<u32, CompletionQueue>,
     aqs: BTreeMap<u32, AdminQueue>,
     qps: BTreeMap<u32, QueuePair>,
-    ahs: BTreeMap<u32, Vec<u8>>,
-    /// Queue pairs whose send queue was rung.
-    rung: BTreeSet<u32>,
+    ahs: BTreeMap<u32, AddressHandle>,
+    /// Queue pairs that wait for a turn, in order.
+    ready: VecDeque<u32>,
+    /// When those that wait for something else get one at the latest.
+    timers: BTreeSet<(Duration, u32)>,
+    /// The last one given.
+    epoch: u64,
+    traffic: Traffic,
     queue_pages: u64,
 }
 
@@ -112,7 +141,10 @@ impl Rdma {
             aqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             ahs: BTreeMap::new(),
-            rung: BTreeSet::new(),
+            ready: VecDeque::new(),
+            timers: BTreeSet::new(),
+            epoch: 0,
+            traffic: Traffic::default(),
             queue_pages: QUEUE_PAGES,
         }
     }
@@ -129,6 +161,10 @@ impl Rdma {
             ahs: self.ahs.len(),
             regions: self.regions.len(),
         }
+    }
+
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     /// What the LIF identity says of it (`union ionic_lif_identity`, 04 §2).
@@ -164,7 +200,7 @@ impl Rdma {
             intr.silence(eq.vector());
         }
         self.regions.clear();
-        *self = Self { regions: self.regions.clone(), ..Self::new() };
+        *self = Self { regions: self.regions.clone(), traffic: self.traffic, epoch: self.epoch, ..Self::new() };
     }
 
     /// CREATE_EQ, CREATE_CQ and CREATE_ADMINQ of the Ethernet admin queue.
@@ -210,15 +246,17 @@ impl Rdma {
                 let known = self.qps.get_mut(&qid).filter(|qp| qp.page == page);
                 let rung = known.is_some_and(|qp| qp.sq.indices.set_producer(p_index));
                 if rung {
-                    self.rung.insert(qid);
+                    self.wake(qid);
                 }
                 rung
             }
-            (QTYPE_RQ, 0) => self
-                .qps
-                .get_mut(&qid)
-                .filter(|qp| qp.page == page)
-                .is_some_and(|qp| qp.rq.indices.set_producer(p_index)),
+            (QTYPE_RQ, 0) => {
+                let Some(qp) = self.qps.get_mut(&qid).filter(|qp| qp.page == page) else { return false };
+                let (known, peer) = (qp.rq.indices.set_producer(p_index), qp.peer());
+                // It may wait for a buffer.
+                self.wake(peer);
+                known
+            }
             (QTYPE_CQ, CQ_RING_CONS | CQ_RING_ARM | CQ_RING_SOL) => {
                 let Some(cq) = self.cqs.get_mut(&qid).filter(|cq| cq.page == page) else { return false };
                 if ring == CQ_RING_CONS {
@@ -232,106 +270,40 @@ impl Rdma {
         }
     }
 
-    /// One turn: admin commands, work requests, events that waited. Whether there is more to do at once.
-    pub(crate) fn run(&mut self, env: &mut Env<'_>) -> bool {
+    /// One turn: admin commands, work requests, events that waited. Whether there is more to do at once, and when there will be at
+    /// the latest.
+    pub(crate) fn run(&mut self, env: &mut Env<'_>) -> (bool, Option<Duration>) {
         let mut more = self.run_admin(env);
-        let mut budget = WORK_BUDGET;
-        while budget > 0
-            && let Some(qpn) = self.rung.pop_first()
-        {
-            self.refuse_work(env, qpn, &mut budget);
-        }
-        more |= !self.rung.is_empty();
+        more |= self.run_work(env);
         for eq in self.eqs.values_mut() {
             eq.flush(env);
         }
-        more
+        (more, self.timers.first().map(|(at, _)| *at))
     }
 
-    /// Completes what was posted on a send queue, with an error.
-    fn refuse_work(&mut self, env: &mut Env<'_>, qpn: u32, budget: &mut usize) {
-        loop {
-            let Some(qp) = self.qps.get_mut(&qpn) else { return };
-            if qp.state != QpState::RTS || qp.sq.indices.available() == 0 {
-                return;
-            }
-            if *budget == 0 {
-                self.rung.insert(qpn);
-                return;
-            }
-            *budget -= 1;
-            let head = qp.sq.next().and_then(|at| env.mem.read_plain::<WorkHead>(at).ok()).unwrap_or_default();
-            let (cq, kind) = (qp.sq.cq, qp.kind);
-            qp.sq.indices.advance(1);
-            crate::debug_limited!(qpn, op = head.op, "work requests are not executed yet");
-            // Datagram queue pairs and local operations complete by index, the others by message number; the first
-            // request since RESET fails, so that number is 1.
-            let local = matches!(head.op, OP_REG_MR | OP_LOCAL_INV | OP_BIND_MW);
-            let entry = if kind == QpType::UD || local {
-                send_entry(CqeType::SEND_NPG, qpn, 0, head.wqe_idx.get(), STATUS_LOCAL_QP_OPER)
-            } else {
-                send_entry(CqeType::SEND_MSN, qpn, 1, 0, STATUS_LOCAL_QP_OPER)
-            };
-            self.complete(env, cq, entry, true);
-            if kind != QpType::UD {
-                self.fail(env, qpn);
-                return;
-            }
-        }
+    fn next_epoch(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
     }
 
-    /// The queue pair goes to ERR: one flush completion for each side.
-    fn fail(&mut self, env: &mut Env<'_>, qpn: u32) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        qp.state = QpState::ERR;
-        qp.sq.indices.discard();
-        qp.rq.indices.discard();
-        let (send, receive) = (qp.sq.cq, qp.rq.cq);
-        self.complete(env, receive, send_entry(CqeType::RECV, qpn, 0, 0, STATUS_FLUSHED), true);
-        self.complete(env, send, send_entry(CqeType::SEND_NPG, qpn, 0, 0, STATUS_FLUSHED), true);
-    }
-
-    fn complete(&mut self, env: &mut Env<'_>, cqid: u32, entry: [u8; 32], solicited: bool) {
-        let Some(cq) = self.cqs.get_mut(&cqid) else { return };
+    /// Writes a completion. `false`: there is no such queue any more, or it broke, and what is due is lost.
+    fn complete(&mut self, env: &mut Env<'_>, cqid: u32, entry: [u8; 32], solicited: bool) -> bool {
+        let Some(cq) = self.cqs.get_mut(&cqid) else { return false };
         let eq = self.eqs.get_mut(&cq.eq);
         match cq.post(env, entry, solicited) {
             Ok(true) => notify(eq, env, cqid),
             Ok(false) => {}
-            Err(Full) => {
+            Err(Full::Now) => {
                 crate::warn_limited!(cqid, "completion queue overrun or not in guest memory");
                 notify_broken(eq, env, cqid);
+                return false;
             }
+            Err(Full::Before) => return false,
         }
+        true
     }
 }
 
 fn direct(base: u64, length: u64) -> Result<Pages, Status> {
     Pages::contiguous(base, length).ok_or(Status::BAD_ADDR)
-}
-
-/// Head of a work request (`struct ionic_v1_base_hdr`).
-#[derive(Debug, Clone, Copy, Default, zerocopy::FromBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
-#[repr(C)]
-struct WorkHead {
-    wqe_idx: ionic_abi::U64,
-    op: u8,
-    num_sge_key: u8,
-    flags: ionic_abi::Be16,
-    imm_data_key: ionic_abi::Be32,
-}
-
-/// Local operations of version 1 (05 §3).
-const OP_REG_MR: u8 = 8;
-const OP_LOCAL_INV: u8 = 9;
-const OP_BIND_MW: u8 = 10;
-
-/// An error completion (05 §4): message number at 4, ring position at 16, status at 24.
-fn send_entry(kind: CqeType, qpn: u32, msn: u32, wqe_idx: u64, status: u32) -> [u8; 32] {
-    let mut entry = [0; 32];
-    entry[4..8].copy_from_slice(&msn.to_be_bytes());
-    entry[16..24].copy_from_slice(&(wqe_idx & 0xffff).to_le_bytes());
-    entry[24..28].copy_from_slice(&status.to_be_bytes());
-    let tail = qpn << CQE_QID_SHIFT | u32::from(kind.0) << CQE_TYPE_SHIFT | CQE_ERROR;
-    entry[28..32].copy_from_slice(&tail.to_be_bytes());
-    entry
 }

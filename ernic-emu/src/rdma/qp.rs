@@ -2,8 +2,18 @@
 
 use ionic_abi::{ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryRq, QuerySq};
 
-use super::pages::Pages;
-use crate::ring::Indices;
+use std::time::Duration;
+
+use super::{
+    exec::Work,
+    pages::Pages,
+    region::Scope,
+    wqe::{Entry, Template},
+};
+use crate::{
+    mem::{DmaError, GuestMemory},
+    ring::Indices,
+};
 
 /// Bits that MODIFY_QP's ACCESS_FLAGS change.
 const ACCESS: QpFlags = QpFlags::REMOTE_WRITE.union(QpFlags::REMOTE_READ).union(QpFlags::REMOTE_ATOMIC);
@@ -26,11 +36,22 @@ impl WorkQueue {
         self.pages.entries()
     }
 
-    /// Bus address of the next entry.
-    pub(super) fn next(&self) -> Option<u64> {
+    /// A copy of the next entry, if one waits.
+    pub(super) fn peek(&self, mem: &GuestMemory) -> Option<Result<Entry, DmaError>> {
+        if self.indices.available() == 0 {
+            return None;
+        }
         let len = 1u64 << self.stride_log2;
-        let (bus, run) = self.pages.run(u64::from(self.indices.next()) * len, len)?;
-        (run >= len).then_some(bus)
+        // Entries never straddle pages.
+        let at = self.pages.run(u64::from(self.indices.next()) * len, len).filter(|(_, run)| *run >= len);
+        Some(at.map_or(Err(DmaError::Unmapped { iova: 0 }), |(bus, _)| Entry::read(mem, bus, 1 << self.stride_log2)))
+    }
+
+    /// Takes it.
+    pub(super) fn take(&mut self, mem: &GuestMemory) -> Option<Result<Entry, DmaError>> {
+        let entry = self.peek(mem)?;
+        self.indices.advance(1);
+        Some(entry)
     }
 }
 
@@ -43,7 +64,25 @@ pub(super) struct QueuePair {
     pub(super) state: QpState,
     pub(super) sq: WorkQueue,
     pub(super) rq: WorkQueue,
-    flags: QpFlags,
+    pub(super) pd: u32,
+    pub(super) flags: QpFlags,
+    /// Where its connection leads.
+    pub(super) route: Option<Template>,
+    /// What it is at: a request that is not finished.
+    pub(super) work: Option<Box<Work>>,
+    /// It waits for a turn.
+    pub(super) queued: bool,
+    /// When it gets one at the latest, if it waits for something else.
+    pub(super) timer: Option<Duration>,
+    /// Requests so far, since RESET, that complete by message number; how many of them succeeded, and the number that the
+    /// driver was told last.
+    pub(super) messages: u32,
+    pub(super) succeeded: u32,
+    pub(super) told: u32,
+    /// Another one each time that it starts anew.
+    pub(super) epoch: u64,
+    /// Its owner asked to be told when its send queue is drained.
+    pub(super) tell_drained: bool,
     rq_psn: u32,
     sq_psn: u32,
     qkey_dest_qpn: u32,
@@ -62,9 +101,19 @@ const DEFAULT_PMTU: u8 = 10;
 const PMTUS: std::ops::RangeInclusive<u8> = 8..=12;
 
 impl QueuePair {
-    pub(super) fn new(page: u16, kind: QpType, flags: QpFlags, sq: WorkQueue, rq: WorkQueue) -> Self {
+    pub(super) fn new(page: u16, kind: QpType, pd: u32, flags: QpFlags, sq: WorkQueue, rq: WorkQueue) -> Self {
         Self {
             page,
+            pd,
+            route: None,
+            work: None,
+            queued: false,
+            timer: None,
+            messages: 0,
+            succeeded: 0,
+            told: 0,
+            epoch: 0,
+            tell_drained: false,
             kind,
             state: QpState::RESET,
             sq,
@@ -85,6 +134,58 @@ impl QueuePair {
 
     pub(super) fn entries(&self) -> u64 {
         self.sq.entries() + self.rq.entries()
+    }
+
+    /// Back to where it began, as RESET asks for.
+    pub(super) fn restart(&mut self, epoch: u64) {
+        self.sq.indices.reset();
+        self.rq.indices.reset();
+        self.work = None;
+        (self.messages, self.succeeded, self.told) = (0, 0, 0);
+        self.epoch = epoch;
+        self.tell_drained = false;
+    }
+
+    /// The peer of a connection, or the Q_Key.
+    pub(super) fn peer(&self) -> u32 {
+        self.qkey_dest_qpn
+    }
+
+    /// It takes what comes in.
+    pub(super) fn receives(&self) -> bool {
+        matches!(self.state, QpState::RTR | QpState::RTS | QpState::SQD)
+    }
+
+    /// On whose behalf its own memory is looked up.
+    pub(super) fn scope(&self, qpn: u32) -> Scope {
+        Scope { pd: self.pd, qpn, privileged: self.flags.contains(QpFlags::PRIVILEGED) }
+    }
+
+    /// On whose behalf a peer's requests are looked up.
+    pub(super) fn remote_scope(&self, qpn: u32) -> Scope {
+        Scope { pd: self.pd, qpn, privileged: self.flags.contains(QpFlags::REMOTE_PRIVILEGED) }
+    }
+
+    /// How long a peer that is not there is waited for: `(retries + 1)` times 4.096 µs · 2^code; code 0 is for ever.
+    pub(super) fn retry_time(&self) -> Option<Duration> {
+        let timeout = Duration::from_nanos(4096).checked_mul(1 << (self.retry_timeout & 0x1f))?;
+        (self.retry_timeout & 0x1f != 0).then_some(timeout)?.checked_mul(u32::from(self.retry & 0x0f) + 1)
+    }
+
+    /// How often it asks a receiver that is not ready again; `None` is for ever.
+    pub(super) fn rnr_retries(&self) -> Option<u32> {
+        let retries = self.retry >> 4;
+        (retries != 7).then_some(retries.into())
+    }
+
+    /// What a receiver that is not ready asks its peer to wait.
+    pub(super) fn rnr_time(&self) -> Duration {
+        // Hundredths of milliseconds of the codes (InfiniBand specification, table "Encoding for RNR NAK Timer Field").
+        const TIMES: [u64; 32] = [
+            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
+            4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        ];
+        Duration::from_micros(TIMES.get(usize::from(self.rnr_timer & 0x1f)).copied().unwrap_or(0) * 10)
     }
 
     /// Applies the fields that the mask names; the new state if the state is among them. The kernel has checked the

@@ -177,11 +177,11 @@ impl CompletionQueue {
     /// Writes a completion, its word with the colour last. `Ok(true)`: the driver is to be told.
     pub(super) fn post(&mut self, env: &mut Env<'_>, mut entry: [u8; 32], solicited: bool) -> Result<bool, Full> {
         if self.broken {
-            return Ok(false);
+            return Err(Full::Before);
         }
         if self.prod.wrapping_sub(self.cons) > self.mask {
             self.broken = true;
-            return Err(Full);
+            return Err(Full::Now);
         }
         entry[31] = (entry[31] & !COLOR) | u8::from(self.color);
         let at = u64::from(self.prod & self.mask) * CQE;
@@ -189,7 +189,7 @@ impl CompletionQueue {
         if !matches!(written, Some(Ok::<(), DmaError>(()))) {
             env.errors.rdma_dma += 1;
             self.broken = true;
-            return Err(Full);
+            return Err(Full::Now);
         }
         self.prod = self.prod.wrapping_add(1);
         self.color ^= self.prod & self.mask == 0;
@@ -206,7 +206,12 @@ impl CompletionQueue {
 
 /// The completion queue cannot take more: it is broken, and its owner is told once.
 #[derive(Debug)]
-pub(super) struct Full;
+pub(super) enum Full {
+    /// It just broke.
+    Now,
+    /// It was.
+    Before,
+}
 
 /// Tells the driver of a completion queue that it has completions.
 pub(super) fn notify(eq: Option<&mut EventQueue>, env: &mut Env<'_>, cq: u32) {
@@ -288,7 +293,8 @@ mod tests {
         // Turns of the device with so many events each, some of them between the driver's last look and its unmasking.
         let mut turn = |eq: &mut EventQueue, intr: &mut Interrupts, count: u32| {
             let mut events = 0;
-            let mut env = Env { mem: &mem, intr: &mut *intr, events: &mut events, errors: &mut errors };
+            let (now, mtu) = (std::time::Duration::ZERO, 1500);
+            let mut env = Env { mem: &mem, intr: &mut *intr, events: &mut events, errors: &mut errors, now, mtu };
             for number in next..next + count {
                 eq.post(&mut env, EQE_TYPE_CQ, EQE_CQ_NOTIFY, number);
             }

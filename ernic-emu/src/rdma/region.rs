@@ -1,6 +1,6 @@
 //! The memory-region table: key → protection domain, access, address range, pages.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use ionic_abi::{AdminStatus, CreateMr, MrFlags};
 use rdma_token::Window;
@@ -53,9 +53,53 @@ struct Region {
 #[derive(Debug)]
 struct Rest {
     pd: u32,
-    /// `None` until a fast registration or bind maps something.
+    /// `None` until a fast registration maps something, and for windows.
     pages: Option<Pages>,
+    /// Of a window that is bound: the key of the region that it is a window to.
+    parent: u32,
+    /// Of a window of type 2 that is bound: the only queue pair that may be asked for it.
+    bound: Option<u32>,
 }
+
+/// On whose behalf memory is looked up.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scope {
+    pub(super) pd: u32,
+    pub(super) qpn: u32,
+    /// The reserved key is allowed, whose addresses are bus addresses.
+    pub(super) privileged: bool,
+}
+
+/// A piece of memory by its key.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) va: u64,
+    pub(super) len: u32,
+    pub(super) key: u32,
+}
+
+/// What REG_MR asks for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Register {
+    pub(super) key: u32,
+    pub(super) byte: u8,
+    pub(super) access: MrFlags,
+    pub(super) list: PageList,
+}
+
+/// What BIND_MW asks for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bind {
+    pub(super) window: u32,
+    pub(super) byte: u8,
+    pub(super) access: MrFlags,
+    pub(super) parent: u32,
+    pub(super) va: u64,
+    pub(super) length: u64,
+}
+
+/// The access rights among the flags; the others say what kind of region it is, and stay.
+const RIGHTS: MrFlags = MrFlags::from_bits_truncate(0x0fff);
 
 const _: () = assert!(size_of::<Option<Region>>() == 32);
 
@@ -72,6 +116,21 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Whether `[address, address + len)` lies inside.
+    fn covers(&self, address: u64, len: u64) -> bool {
+        address.checked_sub(self.va).is_some_and(|offset| offset <= self.length && len <= self.length - offset)
+    }
+
+    /// Nothing is mapped any more; page table entries that are free now.
+    fn unmap(&mut self) -> u64 {
+        self.mapped = false;
+        self.rest.parent = 0;
+        self.rest.bound = None;
+        self.rest.pages.take().as_ref().map_or(0, Pages::entries)
+    }
+}
+
 #[derive(Debug)]
 struct Table {
     slots: Vec<Option<Region>>,
@@ -82,6 +141,75 @@ struct Table {
 impl Default for Table {
     fn default() -> Self {
         Self { slots: Vec::new(), live: 0, budget: MAX_PAGES.into() }
+    }
+}
+
+impl Table {
+    fn find(&self, key: u32) -> Result<&Region, RegionError> {
+        if key == 0 {
+            return Err(RegionError::Reserved);
+        }
+        let region = self.slots.get(index(key)).and_then(Option::as_ref).ok_or(RegionError::Unknown)?;
+        if region.key == key { Ok(region) } else { Err(RegionError::Stale) }
+    }
+
+    /// The pages of a region, or of that which a window is to.
+    fn pages<'a>(&'a self, region: &'a Region) -> Result<&'a Pages, RegionError> {
+        let owner = match region.rest.parent {
+            0 => region,
+            parent => self.find(parent).map_err(|_| RegionError::Stale)?,
+        };
+        owner.rest.pages.as_ref().ok_or(RegionError::Stale)
+    }
+
+    /// The region of an index, whatever its key byte, in a protection domain.
+    fn own(&mut self, key: u32, pd: u32) -> Result<&mut Region, RegionError> {
+        let region = self.slots.get_mut(index(key)).and_then(Option::as_mut).ok_or(RegionError::Unknown)?;
+        if region.rest.pd == pd { Ok(region) } else { Err(RegionError::Access) }
+    }
+}
+
+/// The table while nobody changes it.
+#[derive(Debug)]
+pub(super) struct Reader<'a>(RwLockReadGuard<'a, Table>);
+
+impl Reader<'_> {
+    /// The pages behind a piece of a queue pair's own memory (`None`: its addresses are bus addresses).
+    pub(super) fn local(&self, scope: Scope, piece: Piece, need: MrFlags) -> Result<Option<&Pages>, RegionError> {
+        self.look_up(scope, piece, need, false)
+    }
+
+    /// The pages behind a piece of memory that a peer names.
+    pub(super) fn remote(&self, scope: Scope, piece: Piece, need: MrFlags) -> Result<Option<&Pages>, RegionError> {
+        self.look_up(scope, piece, need, true)
+    }
+
+    fn look_up(&self, scope: Scope, piece: Piece, need: MrFlags, remote: bool) -> Result<Option<&Pages>, RegionError> {
+        if piece.key == 0 && scope.privileged {
+            return Ok(None);
+        }
+        let region = self.0.find(piece.key)?;
+        region.check(need)?;
+        let window = region.flags.contains(MrFlags::IS_MW);
+        // A window is for peers alone.
+        if region.rest.pd != scope.pd
+            || window && !remote
+            || region.rest.bound.is_some_and(|qpn| qpn != scope.qpn)
+            || region.flags.contains(MrFlags::ZERO_BASED)
+        {
+            return Err(RegionError::Access);
+        }
+        if !region.covers(piece.va, piece.len.into()) {
+            return Err(RegionError::Bounds);
+        }
+        self.0.pages(region).map(Some)
+    }
+
+    /// Whether a peer may make a key invalid.
+    pub(super) fn may_invalidate(&self, pd: u32, key: u32) -> Result<(), RegionError> {
+        let region = self.0.find(key)?;
+        let may = region.rest.pd == pd && region.flags.contains(MrFlags::INV_EN);
+        if may { Ok(()) } else { Err(RegionError::Access) }
     }
 }
 
@@ -132,7 +260,7 @@ impl MemoryRegions {
             mapped: pages.is_some(),
             va: pages.as_ref().map_or(0, Pages::va),
             length: pages.as_ref().map_or(0, Pages::length),
-            rest: Box::new(Rest { pd: cmd.pd_id.get(), pages }),
+            rest: Box::new(Rest { pd: cmd.pd_id.get(), pages, parent: 0, bound: None }),
         });
         table.live += 1;
         Ok(())
@@ -144,6 +272,78 @@ impl MemoryRegions {
         let region = table.slots.get_mut(index(key)).and_then(Option::take).ok_or(AdminStatus::BAD_INDEX)?;
         table.live -= 1;
         table.budget += region.rest.pages.as_ref().map_or(0, Pages::entries);
+        Ok(())
+    }
+
+    /// The table, for several look-ups.
+    pub(super) fn reader(&self) -> Reader<'_> {
+        Reader(self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Maps something to a region that was made for it (REG_MR). The driver uses its table's memory again afterwards: it is
+    /// copied.
+    pub(super) fn register(&self, mem: &GuestMemory, scope: Scope, what: &Register) -> Result<(), RegionError> {
+        let mut guard = self.write();
+        let table = &mut *guard;
+        let region = table.own(what.key, scope.pd)?;
+        if !region.flags.contains(MrFlags::UKEY_EN) || region.flags.contains(MrFlags::IS_MW) {
+            return Err(RegionError::Access);
+        }
+        let freed = region.unmap();
+        table.budget += freed;
+        let pages = Pages::read(mem, what.list, &mut table.budget).map_err(|_| RegionError::Bounds)?;
+        let region = table.own(what.key, scope.pd)?;
+        region.key = region.key & !0xff | u32::from(what.byte);
+        region.flags = (region.flags - RIGHTS) | (what.access & RIGHTS);
+        (region.va, region.length, region.mapped) = (pages.va(), pages.length(), true);
+        region.rest.pages = Some(pages);
+        Ok(())
+    }
+
+    /// Opens a window to a part of a region, or closes it (BIND_MW).
+    pub(super) fn bind(&self, scope: Scope, what: &Bind) -> Result<(), RegionError> {
+        let mut table = self.write();
+        let access = what.access & RIGHTS;
+        let window = table.own(what.window, scope.pd)?;
+        let second = window.flags.contains(MrFlags::INV_EN);
+        if !window.flags.contains(MrFlags::IS_MW)
+            || second && (window.mapped || what.length == 0)
+            || access.contains(MrFlags::ZERO_BASED)
+        {
+            return Err(RegionError::Access);
+        }
+        if what.length > 0 {
+            let parent = table.find(what.parent)?;
+            let mut need = MrFlags::MW_BIND;
+            if access.intersects(MrFlags::REMOTE_WRITE | MrFlags::REMOTE_ATOMIC) {
+                need |= MrFlags::LOCAL_WRITE;
+            }
+            parent.check(need)?;
+            if parent.rest.pd != scope.pd || parent.flags.contains(MrFlags::IS_MW) {
+                return Err(RegionError::Access);
+            }
+            if !parent.covers(what.va, what.length) {
+                return Err(RegionError::Bounds);
+            }
+        }
+        let window = table.own(what.window, scope.pd)?;
+        window.unmap();
+        window.key = window.key & !0xff | u32::from(what.byte);
+        if what.length > 0 {
+            window.flags = (window.flags - RIGHTS) | access;
+            (window.va, window.length, window.mapped) = (what.va, what.length, true);
+            window.rest.parent = what.parent;
+            window.rest.bound = second.then_some(scope.qpn);
+        }
+        Ok(())
+    }
+
+    /// Makes a key invalid that may be (LOCAL_INV, SEND with invalidate).
+    pub(super) fn invalidate(&self, pd: u32, key: u32) -> Result<(), RegionError> {
+        self.reader().may_invalidate(pd, key)?;
+        let mut table = self.write();
+        let freed = table.own(key, pd)?.unmap();
+        table.budget += freed;
         Ok(())
     }
 
@@ -165,31 +365,32 @@ impl MemoryRegions {
     }
 
     /// Lets `f` have the region of a key, which nobody removes meanwhile.
-    fn with<R>(&self, key: u32, f: impl FnOnce(&Region) -> Result<R, RegionError>) -> Result<R, RegionError> {
-        if key == 0 {
-            return Err(RegionError::Reserved);
-        }
+    fn with<R>(&self, key: u32, f: impl FnOnce(&Table, &Region) -> Result<R, RegionError>) -> Result<R, RegionError> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let region = table.slots.get(index(key)).and_then(Option::as_ref).ok_or(RegionError::Unknown)?;
-        if region.key != key { Err(RegionError::Stale) } else { f(region) }
+        f(&table, table.find(key)?)
     }
 
-    /// Lets `f` have the pages of the region of a key that gives access of kind `need`.
+    /// Lets `f` have the pages of the region of a key that gives access of kind `need` to all of `len` bytes at `address`.
     fn access<R>(
         &self,
         key: u32,
         need: MrFlags,
+        (address, len): (u64, usize),
         f: impl FnOnce(&Pages) -> Result<R, RegionError>,
     ) -> Result<R, RegionError> {
-        self.with(key, |region| {
+        self.with(key, |table, region| {
             region.check(need)?;
-            f(region.rest.pages.as_ref().ok_or(RegionError::Stale)?)
+            let len = u64::try_from(len).map_err(|_| RegionError::Bounds)?;
+            if !region.covers(address, len) {
+                return Err(RegionError::Bounds);
+            }
+            f(table.pages(region)?)
         })
     }
 
     /// The addresses of the region of `key`, which must give access of kind `need`.
     pub fn extent(&self, key: u32, need: MrFlags) -> Result<Window, RegionError> {
-        self.with(key, |region| {
+        self.with(key, |_, region| {
             region.check(need)?;
             Ok(Window { address: region.va, length: region.length })
         })
@@ -198,7 +399,7 @@ impl MemoryRegions {
     /// Reads from a peer's region, which must allow remote reads. The key is checked anew each time: a region that was
     /// destroyed or invalidated meanwhile is an error.
     pub fn read(&self, mem: &GuestMemory, key: u32, address: u64, into: &mut [u8]) -> Result<(), RegionError> {
-        self.access(key, MrFlags::REMOTE_READ, move |pages| {
+        self.access(key, MrFlags::REMOTE_READ, (address, into.len()), move |pages| {
             let mut into = into;
             for_runs(pages, address, into.len(), mem, |mem, bus, n| {
                 let (part, rest) = std::mem::take(&mut into).split_at_mut(n);
@@ -210,7 +411,7 @@ impl MemoryRegions {
 
     /// Writes into a peer's region, which must allow remote writes; as [`MemoryRegions::read`].
     pub fn store(&self, mem: &GuestMemory, key: u32, address: u64, from: &[u8]) -> Result<(), RegionError> {
-        self.access(key, MrFlags::REMOTE_WRITE, |pages| {
+        self.access(key, MrFlags::REMOTE_WRITE, (address, from.len()), |pages| {
             let mut from = from;
             for_runs(pages, address, from.len(), mem, |mem, bus, n| {
                 let (part, rest) = from.split_at(n);
@@ -223,7 +424,7 @@ impl MemoryRegions {
     /// The protection domain of a region, for checks and tests.
     #[must_use]
     pub fn protection_domain(&self, key: u32) -> Option<u32> {
-        self.with(key, |region| Ok(region.rest.pd)).ok()
+        self.with(key, |_, region| Ok(region.rest.pd)).ok()
     }
 }
 

@@ -23,7 +23,7 @@ use self::{
 pub use self::{
     admin::Command,
     mr::{Mr, PageTable, RegMr},
-    qp::{AddressVector, Change, QpConfig, QpInfo, Receive, Request, Sge, Wc},
+    qp::{AddressVector, Change, QpConfig, QpInfo, Receive, Received, Request, Sge, Wc},
 };
 use crate::{
     bus::Bus,

@@ -3,8 +3,9 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 use ionic_abi::{
-    AdminOp, CQ_RING_ARM, CQ_RING_CONS, CQ_RING_SOL, CQE_ERROR, CQE_QID_SHIFT, CQE_TYPE_SHIFT, CqeType, CreateAh,
-    CreateCq, CreateQp, DestroyById, Doorbell, ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryQp, QueryRq, QuerySq,
+    AdminOp, CQ_RING_ARM, CQ_RING_CONS, CQ_RING_SOL, CQE_ERROR, CQE_QID_SHIFT, CQE_RECV_IPV4, CQE_RECV_OP_SHIFT,
+    CQE_RECV_VLAN, CQE_TYPE_SHIFT, CqeType, CreateAh, CreateCq, CreateQp, DestroyById, Doorbell, ModifyQp, MrFlags,
+    QpAttr, QpFlags, QpState, QpType, QueryQp, QueryRq, QuerySq, WorkFlags, WorkOp,
 };
 use zerocopy::FromZeros;
 
@@ -19,9 +20,6 @@ use crate::{bus::Bus, error::DriverError, ionic::Ionic, ram::PAGE, user::UserMem
 const CQ_GRACE: u32 = 100;
 /// Completion status of a queue pair that was flushed (`IONIC_STS_WQE_FLUSHED_ERR`).
 const FLUSHED: u32 = 4;
-/// Work request flags: signalled, and payload in the request.
-const FLAG_SIGNALLED: u16 = 1 << 3;
-const FLAG_INLINE: u16 = 1 << 2;
 /// UDP port of RoCE version 2, and source port of address handles.
 const ROCE_PORT: u16 = 4791;
 const AH_PORT: u16 = 28_272;
@@ -55,7 +53,7 @@ struct Posted {
     /// Its message number, if it completes by that.
     message: Option<u32>,
     signalled: bool,
-    outcome: Option<(u32, u32)>,
+    outcome: Option<(u32, u32, Received)>,
 }
 
 impl WorkRing {
@@ -71,13 +69,14 @@ impl WorkRing {
         self.flushed = false;
     }
 
-    /// Writes a request; the rest of its entry is zero.
+    /// Writes a request, as much of it as its entry holds; the rest of that is zero.
     fn push(&mut self, wqe: &[u8]) -> Result<u16, DriverError> {
         let (index, stride) = (self.head, 1usize << self.stride_log2);
         if self.posted.len() + 1 >= 1 << self.log2 {
             return Err(DriverError::Full(self.posted.len()));
         }
         let mut entry = vec![0; stride];
+        let wqe = &wqe[..wqe.len().min(stride)];
         entry[..wqe.len()].copy_from_slice(wqe);
         entry[..8].copy_from_slice(&u64::from(index).to_le_bytes());
         self.mem.write(usize::from(index) * stride, &entry);
@@ -88,13 +87,13 @@ impl WorkRing {
     /// Takes what is complete, in order; all of it if the queue was flushed.
     fn drain(&mut self, out: &mut Vec<Wc>, qpn: u32, receive: bool) {
         while let Some(first) = self.posted.front() {
-            let (status, length) = match first.outcome {
+            let (status, length, received) = match first.outcome {
                 Some(outcome) => outcome,
-                None if self.flushed => (FLUSHED, 0),
+                None if self.flushed => (FLUSHED, 0, Received::default()),
                 None => break,
             };
             if first.signalled || status != 0 {
-                out.push(Wc { qpn, id: first.id, status, length, receive });
+                out.push(Wc { qpn, id: first.id, status, length, receive, received });
             }
             self.posted.pop_front();
         }
@@ -297,48 +296,131 @@ pub enum Request {
     LocalInvalidate(u32),
     /// Binds a window to `[va, va + length)` of a region: new key byte, window, region, address, length, flags.
     BindWindow(u8, u32, u32, u64, u64, u16),
+    /// Writes bytes that are in the request to the peer's memory: address, rkey.
+    WriteInline(Vec<u8>, u64, u32),
+    /// Adds to a number in the peer's memory: where the number before goes, address, rkey.
+    FetchAdd(Sge, u64, u32, u64),
+    /// Replaces a number in the peer's memory if it is the first one: where the number before goes, address, rkey.
+    CompareSwap(Sge, u64, u32, u64, u64),
+    /// Maps pages to a region that was made for it (REG_MR): new key byte, region, address, rights, bus address of the pages or
+    /// of their table, and of how many pages it is; bytes.
+    Register {
+        /// New key byte.
+        byte: u8,
+        /// Region.
+        key: u32,
+        /// First address.
+        va: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights.
+        access: MrFlags,
+        /// Where it is, or its table.
+        dma_addr: u64,
+        /// Pages of 4 KiB.
+        pages: u32,
+    },
+    /// A message or write with immediate data.
+    Immediate(u32, Box<Request>),
+    /// A message that makes a key of the receiver's invalid.
+    Invalidate(u32, Box<Request>),
+    /// To whom a datagram goes: address handle, queue pair, Q_Key.
+    To([u32; 3], Box<Request>),
+    /// With flags; speculative lengths move the list.
+    Flagged(WorkFlags, Box<Request>),
     /// Anything: opcode and the bytes behind the first 16.
     Raw(u8, Vec<u8>),
 }
 
 impl Request {
-    /// Opcode, number of pieces or key byte, immediate data or key, and what follows the first 16 bytes.
-    fn encode(&self) -> (u8, u8, u16, u32, Vec<u8>) {
+    /// Opcode, number of pieces or key byte, flags, immediate data or key, and what follows the first 16 bytes.
+    fn encode(&self) -> (WorkOp, u8, WorkFlags, u32, Vec<u8>) {
+        let none = WorkFlags::empty();
         let list = |mut head: Vec<u8>, sges: &[Sge]| {
             let total = sges.iter().fold(0u32, |sum, sge| sum.wrapping_add(sge.length));
             head.extend(total.to_be_bytes());
             head.extend(sges.iter().flat_map(|sge| sge.bytes()));
             (u8::try_from(sges.len()).unwrap_or(u8::MAX), head)
         };
+        let inline = |head: &[u8], bytes: &[u8]| {
+            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
+            [head, &length[..], bytes].concat()
+        };
+        let remote = |va: &u64, rkey: &u32| [&va.to_be_bytes()[..], &rkey.to_be_bytes()].concat();
+        let atomic = |sge: &Sge, va: &u64, rkey: &u32, operand: u64, compare: u64| {
+            let mut body = remote(va, rkey);
+            body.extend([operand, compare].iter().flat_map(|word| word.to_be_bytes()));
+            body.extend([0; 4]);
+            body.extend(sge.bytes());
+            body
+        };
         match self {
             Self::Send(sges, datagram) => {
                 let head = datagram.unwrap_or([0; 3]).iter().flat_map(|word| word.to_be_bytes()).collect();
                 let (count, body) = list(head, sges);
-                (0, count, 0, 0, body)
+                (WorkOp::SEND, count, none, 0, body)
             }
-            Self::SendInline(bytes) => {
-                let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
-                (0, 0, FLAG_INLINE, 0, [&[0; 12], &length[..], bytes].concat())
+            Self::SendInline(bytes) => (WorkOp::SEND, 0, WorkFlags::INL, 0, inline(&[0; 12], bytes)),
+            Self::WriteInline(bytes, va, rkey) => {
+                (WorkOp::RDMA_WRITE, 0, WorkFlags::INL, 0, inline(&remote(va, rkey), bytes))
             }
             Self::Read(sges, va, rkey) | Self::Write(sges, va, rkey) => {
-                let head = [&va.to_be_bytes()[..], &rkey.to_be_bytes()].concat();
-                let (count, body) = list(head, sges);
-                (if matches!(self, Self::Read(..)) { 3 } else { 4 }, count, 0, 0, body)
+                let (count, body) = list(remote(va, rkey), sges);
+                let op = if matches!(self, Self::Read(..)) { WorkOp::RDMA_READ } else { WorkOp::RDMA_WRITE };
+                (op, count, none, 0, body)
             }
-            Self::LocalInvalidate(key) => (9, 0, 0, *key, Vec::new()),
+            Self::FetchAdd(sge, va, rkey, add) => (WorkOp::ATOMIC_FA, 1, none, 0, atomic(sge, va, rkey, *add, 0)),
+            Self::CompareSwap(sge, va, rkey, compare, swap) => {
+                (WorkOp::ATOMIC_CS, 1, none, 0, atomic(sge, va, rkey, *swap, *compare))
+            }
+            Self::LocalInvalidate(key) => (WorkOp::LOCAL_INV, 0, none, *key, Vec::new()),
             Self::BindWindow(byte, window, region, va, length, flags) => {
                 let mut body = [va.to_be_bytes(), length.to_be_bytes()].concat();
                 body.extend(region.to_be_bytes());
                 body.extend(flags.to_be_bytes());
-                (10, *byte, 0, *window, body)
+                (WorkOp::BIND_MW, *byte, none, *window, body)
             }
-            Self::Raw(op, body) => (*op, 0, 0, 0, body.clone()),
+            Self::Register { byte, key, va, length, access, dma_addr, pages } => {
+                let offset = if *pages > 1 { va % PAGE as u64 } else { 0 };
+                let mut body: Vec<u8> =
+                    [*va, *length, offset, *dma_addr].iter().flat_map(|word| word.to_be_bytes()).collect();
+                body.extend(pages.to_be_bytes());
+                body.extend(access.bits().to_be_bytes());
+                body.extend([0, 12]);
+                (WorkOp::REG_MR, *byte, none, *key, body)
+            }
+            Self::Immediate(word, request) => {
+                let (op, count, flags, _, body) = request.encode();
+                let op = if op == WorkOp::SEND { WorkOp::SEND_IMM } else { WorkOp::RDMA_WRITE_IMM };
+                (op, count, flags, *word, body)
+            }
+            Self::Invalidate(key, request) => {
+                let (_, count, flags, _, body) = request.encode();
+                (WorkOp::SEND_INV, count, flags, *key, body)
+            }
+            Self::To(to, request) => {
+                let (op, count, flags, word, mut body) = request.encode();
+                for (at, part) in to.iter().flat_map(|part| part.to_be_bytes()).enumerate() {
+                    body[at] = part;
+                }
+                (op, count, flags, word, body)
+            }
+            Self::Flagged(more, request) => {
+                let (op, count, flags, word, mut body) = request.encode();
+                if more.intersects(WorkFlags::SPEC16 | WorkFlags::SPEC32) {
+                    // The lengths in front of the list: the device need not look at them.
+                    body.splice(16..16, [0xee; 32]);
+                }
+                (op, count, flags | *more, word, body)
+            }
+            Self::Raw(op, body) => (WorkOp(*op), 0, none, 0, body.clone()),
         }
     }
 
     /// Done at the requester alone: completes by index whatever the queue pair is (libionic).
     fn local(&self) -> bool {
-        matches!(self, Self::LocalInvalidate(_) | Self::BindWindow(..) | Self::Raw(8..=10, _))
+        let (op, ..) = self.encode();
+        matches!(op, WorkOp::REG_MR | WorkOp::LOCAL_INV | WorkOp::BIND_MW)
     }
 }
 
@@ -359,6 +441,41 @@ pub struct Wc {
     pub length: u32,
     /// It was a receive.
     pub receive: bool,
+    /// What else the completion of a receive says.
+    pub received: Received,
+}
+
+/// What came, and from whom.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Received {
+    /// 0: a message; 1: one that made a key invalid; 2: one with immediate data; 3: immediate data of a write.
+    pub op: u8,
+    /// Immediate data, or the key.
+    pub word: u32,
+    /// Queue pair of the sender.
+    pub source: u32,
+    /// Its link address, of datagrams.
+    pub mac: [u8; 6],
+    /// VLAN tag.
+    pub tci: Option<u16>,
+    /// It came by IPv4.
+    pub v4: bool,
+}
+
+impl Received {
+    fn new(cqe: &Cqe) -> Self {
+        let word = be32(cqe, 8);
+        let mut mac = [0; 6];
+        mac.copy_from_slice(&cqe[12..18]);
+        Self {
+            op: u8::try_from(word >> CQE_RECV_OP_SHIFT & 0x1f).unwrap_or(0),
+            word: be32(cqe, 20),
+            source: word & 0x00ff_ffff,
+            mac,
+            tci: (word & CQE_RECV_VLAN != 0).then(|| u16::from_be_bytes([cqe[18], cqe[19]])),
+            v4: word & CQE_RECV_IPV4 != 0,
+        }
+    }
 }
 
 fn depth_log2(least: u64) -> u8 {
@@ -800,8 +917,8 @@ impl Verbs {
         for (id, request, signalled) in requests {
             let (op, count, flags, word, body) = request.encode();
             let mut wqe = vec![0; 8];
-            wqe.extend([op, count]);
-            wqe.extend((flags | if *signalled { FLAG_SIGNALLED } else { 0 }).to_be_bytes());
+            wqe.extend([op.0, count]);
+            wqe.extend((flags | if *signalled { WorkFlags::SIG } else { WorkFlags::empty() }).bits().to_be_bytes());
             wqe.extend(word.to_be_bytes());
             wqe.extend(&body);
             let index = qp.sq.push(&wqe)?;
@@ -922,7 +1039,7 @@ impl Verbs {
                 let index = u16::from_le_bytes([cqe[0], cqe[1]]);
                 match ring.posted.front_mut() {
                     Some(first) if first.index == index => {
-                        first.outcome = Some((status, if status == 0 { value } else { 0 }));
+                        first.outcome = Some((status, if status == 0 { value } else { 0 }, Received::new(cqe)));
                     }
                     _ => return bad("not the oldest receive"),
                 }
@@ -935,8 +1052,8 @@ impl Verbs {
                 ring.completed = msn;
                 for posted in &mut ring.posted {
                     match posted.message {
-                        Some(message) if message == msn => posted.outcome = Some((status, 0)),
-                        Some(message) if message < msn => posted.outcome = Some((0, 0)),
+                        Some(message) if message == msn => posted.outcome = Some((status, 0, Received::default())),
+                        Some(message) if message < msn => posted.outcome = Some((0, 0, Received::default())),
                         _ => {}
                     }
                 }
@@ -944,7 +1061,7 @@ impl Verbs {
             CqeType::SEND_NPG => {
                 let index = u16::from_le_bytes([cqe[16], cqe[17]]);
                 match ring.posted.iter_mut().find(|posted| posted.index == index && posted.outcome.is_none()) {
-                    Some(posted) => posted.outcome = Some((status, 0)),
+                    Some(posted) => posted.outcome = Some((status, 0, Received::default())),
                     None => return bad("of no request"),
                 }
             }

@@ -20,20 +20,20 @@ use super::{
 };
 
 /// Numbers without a pattern, the same each time.
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn roll(&mut self) -> u64 {
+    pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let x = self.0 ^ self.0 >> 33;
         x.wrapping_mul(0xff51_afd7_ed55_8ccd) ^ x >> 29
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         (self.roll() % bound as u64) as usize
     }
 
-    fn pick<V: Copy>(&mut self, values: &[V]) -> V {
+    pub fn pick<V: Copy>(&mut self, values: &[V]) -> V {
         values[self.below(values.len())]
     }
 }

@@ -8,6 +8,7 @@ mod hostile;
 mod queues;
 mod regions;
 mod transfers;
+mod verbs;
 
 use std::{
     future::Future,
@@ -121,8 +122,11 @@ both! {
         case_12_the_table_is_full, case_12_the_page_tables_are_full, keys_are_never_good_twice, rights_are_kept,
         regions_without_memory, many_at_once;
     queues: queue_pairs_live_through_their_states, a_drained_send_queue_is_told, address_handles, many_come_and_go, numbers_beyond_the_tables,
-        work_requests_fail_aloud, rings_wrap, events_follow_arms, a_full_completion_queue_is_told,
+        requests_that_are_none_fail_aloud, rings_wrap, events_follow_arms, a_full_completion_queue_is_told,
         doorbells_are_their_owners, destroyed_queue_pairs_are_silent;
+    verbs: messages_of_every_shape, unsignalled_batches, writes_and_reads, every_error_has_its_status,
+        waiting_for_the_other_side, datagrams, atomics, keys_that_come_and_go, solicited_events, turns_are_shared,
+        random_requests;
     transfers: the_registration_goes, case_02_the_memory_goes, the_driver_goes, the_function_is_reset;
     hostile: every_opcode_with_hostile_fields, page_lists_outside_memory, rings_that_are_nowhere, ten_thousand_tokens;
 }

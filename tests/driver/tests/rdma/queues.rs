@@ -1,10 +1,10 @@
-//! Completion queues, queue pairs and address handles; work requests, which complete with an error and never silently.
+//! Completion queues, queue pairs and address handles; work requests that are none, and events.
 
 use std::{net::IpAddr, time::Duration};
 
 use ernic_emu::{device::GuestErrors, rdma::Objects};
 use ionic_abi::{
-    AdminOp, AdminStatus, CQ_RING_ARM, CreateAh, CreateCq, CreateQp, DestroyById, Doorbell, EQE_CQ_ERR,
+    AdminOp, AdminStatus, CQ_RING_ARM, CreateAh, CreateCq, CreateQp, DestroyById, Doorbell, EQE_CQ_ERR, EQE_QP_ERR,
     EQE_QP_SQ_DRAIN, ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryQp,
 };
 use ionic_driver::{
@@ -22,8 +22,9 @@ use super::{
 /// Completion statuses (05 §4).
 const QP_OPERATION: u32 = 2;
 const FLUSHED: u32 = 4;
+const NOT_READY: u32 = 12;
 
-fn address(v6: bool, tci: Option<u16>) -> AddressVector {
+pub fn address(v6: bool, tci: Option<u16>) -> AddressVector {
     let addresses: [IpAddr; 2] = if v6 {
         [[0xfe80, 0, 0, 0, 0, 0, 0, 1].into(), [0xfe80, 0, 0, 0, 0, 0, 0, 2].into()]
     } else {
@@ -66,8 +67,23 @@ impl<T: TestBus> Guest<T> {
         }
     }
 
+    /// A datagram to nobody, which is sent all the same.
+    fn lost(&mut self, pd: u32, bytes: usize) -> Request {
+        let ah = self.verbs.create_ah(&mut self.nic, pd, address(false, None)).unwrap();
+        Request::To([ah, 0xf00, 0], Box::new(Request::SendInline(vec![1; bytes])))
+    }
+
+    /// One in RTS for datagrams, and one of those.
+    fn loser(&mut self) -> (u32, u32, Request) {
+        let pd = self.verbs.create_pd();
+        let cq = self.verbs.create_cq(&mut self.nic, 100).unwrap();
+        let qpn = self.verbs.create_qp(&mut self.nic, QpConfig::new(QpType::UD, pd, cq)).unwrap();
+        self.connect(QpType::UD, qpn);
+        (cq, qpn, self.lost(pd, 1))
+    }
+
     /// Waits for `count` completions, and that no more come.
-    fn completions(&mut self, cq: u32, count: usize) -> Vec<Wc> {
+    pub fn completions(&mut self, cq: u32, count: usize) -> Vec<Wc> {
         let mut wcs = Vec::new();
         while wcs.len() < count {
             let more = self.verbs.wait_cq(&mut self.nic, cq, LONG).unwrap();
@@ -81,7 +97,7 @@ impl<T: TestBus> Guest<T> {
     }
 
     /// Events that came, but for those that a process's queue starts with.
-    fn events(&mut self) -> Vec<Event> {
+    pub fn events(&mut self) -> Vec<Event> {
         self.nic.bus.settle();
         self.verbs.serve_events(&mut self.nic).unwrap();
         self.verbs.events.drain(..).collect()
@@ -322,8 +338,8 @@ pub fn numbers_beyond_the_tables<T: TestBus>() {
     assert_eq!(run(Command::new(AdminOp::CREATE_QP, &qp(qps - 1))), AdminStatus::BAD_INDEX);
 }
 
-/// One of each work request, on a queue pair of its own: an error, the flushes, the state, an event, and memory that stays.
-pub fn work_requests_fail_aloud<T: TestBus>() {
+/// Requests that a queue pair does not do: an error, the flushes, the state, an event, and memory that stays.
+pub fn requests_that_are_none_fail_aloud<T: TestBus>() {
     let mut guest = Guest::<T>::new();
     let pd = guest.verbs.create_pd();
     let mem = UserMem::new(guest.nic.bus.ram(), 0x7000_0005, 8192, Placement::Scattered).unwrap();
@@ -331,18 +347,15 @@ pub fn work_requests_fail_aloud<T: TestBus>() {
     let mr = guest.verbs.reg_mr(&mut guest.nic, pd, &RegMr::all(&mem, ALL)).unwrap();
     let window = guest.verbs.alloc_mw(&mut guest.nic, pd, true).unwrap();
     let sge = |from: u64| Sge { va: mr.va + from, length: 512, lkey: mr.key };
-    let mut requests = vec![
-        Request::Send(vec![sge(0), sge(1024)], None),
-        Request::SendInline(b"a message".to_vec()),
+    let none: Vec<_> = [11, 0x20, 0x7f, 0xff].map(|op| Request::Raw(op, vec![0xff; 48])).to_vec();
+    let mut connected = vec![
         Request::Read(vec![sge(0)], mr.va + 4096, mr.key),
         Request::Write(vec![sge(0)], mr.va + 4096, mr.key),
         Request::LocalInvalidate(mr.key),
         Request::BindWindow(7, window, mr.key, mr.va, 4096, 0xc003),
-        Request::Write(vec![sge(0)], 0, 0),
     ];
-    // The others by number: with immediates, atomics, fast registration, and those that are none.
-    requests.extend([1, 2, 5, 6, 7, 8, 11, 0x20, 0x7f, 0xff].map(|op| Request::Raw(op, vec![0xff; 48])));
-    for kind in [QpType::RC, QpType::UD] {
+    connected.extend([1, 5, 6, 7, 8].map(|op| Request::Raw(op, vec![0xff; 48])));
+    for (kind, requests) in [(QpType::RC, none.clone()), (QpType::UD, [none, connected].concat())] {
         for request in &requests {
             let (cq, qpn) = guest.ready(kind);
             for id in 0..3 {
@@ -352,18 +365,15 @@ pub fn work_requests_fail_aloud<T: TestBus>() {
             // None of them wants a completion: an error is told anyhow.
             let batch: Vec<_> = (0..3).map(|id| (id, request.clone(), false)).collect();
             guest.verbs.post_sends(&mut guest.nic, qpn, &batch).unwrap();
-            let count = if kind == QpType::RC { 6 } else { 3 };
-            let wcs = guest.completions(cq, count);
+            let wcs = guest.completions(cq, 6);
             let (sent, received): (Vec<Wc>, Vec<Wc>) = wcs.into_iter().partition(|wc| !wc.receive);
-            let (first, rest) = (QP_OPERATION, if kind == QpType::RC { FLUSHED } else { QP_OPERATION });
             let statuses: Vec<_> = sent.iter().map(|wc| (wc.id, wc.status)).collect();
-            assert_eq!(statuses, [(0, first), (1, rest), (2, rest)], "{kind} {request:?}");
+            assert_eq!(statuses, [(0, QP_OPERATION), (1, FLUSHED), (2, FLUSHED)], "{kind} {request:?}");
             assert!(received.iter().all(|wc| wc.status == FLUSHED && wc.id >= 100));
             let numbers = guest.verbs.cq_numbers(cq);
             let events = guest.events();
             assert!(events.iter().any(|e| matches!(e, Event::Completion(n) if numbers.contains(n))), "{events:?}");
-            let state = guest.verbs.query_qp(&mut guest.nic, qpn).unwrap().state;
-            assert_eq!(state, if kind == QpType::RC { QpState::ERR } else { QpState::RTS });
+            assert_eq!(guest.verbs.query_qp(&mut guest.nic, qpn).unwrap().state, QpState::ERR);
             assert!(guest.verbs.rings_intact());
             // From RESET on it counts from the beginning.
             guest.verbs.modify_qp(&mut guest.nic, qpn, &Change::to(QpState::RESET)).unwrap();
@@ -389,17 +399,18 @@ pub fn rings_wrap<T: TestBus>() {
     let config = QpConfig { sq_log2: 5, rq_log2: 3, stride_log2: 9, ..QpConfig::new(QpType::UD, pd, cq) };
     let qpn = guest.verbs.create_qp(&mut guest.nic, config).unwrap();
     guest.connect(QpType::UD, qpn);
+    let lost = guest.lost(pd, 480);
     let mut id = 0;
     for batch in [31, 1, 30, 31, 17, 31, 31, 9] {
-        let requests: Vec<_> = (0..batch).map(|i| (id + i, Request::SendInline(vec![1; 480]), true)).collect();
+        let requests: Vec<_> = (0..batch).map(|i| (id + i, lost.clone(), true)).collect();
         guest.verbs.post_sends(&mut guest.nic, qpn, &requests).unwrap();
         let wcs = guest.completions(cq, batch as usize);
-        assert!(wcs.iter().zip(id..).all(|(wc, id)| (wc.id, wc.status, wc.qpn) == (id, QP_OPERATION, qpn)));
+        assert!(wcs.iter().zip(id..).all(|(wc, id)| (wc.id, wc.status, wc.qpn) == (id, 0, qpn)));
         id += batch;
         // Says how far it has read.
         guest.verbs.arm_cq(&mut guest.nic, cq, false).unwrap();
     }
-    let over: Vec<_> = (0..32).map(|i| (i, Request::SendInline(vec![1]), true)).collect();
+    let over: Vec<_> = (0..32).map(|i| (i, lost.clone(), true)).collect();
     let full = guest.verbs.post_sends(&mut guest.nic, qpn, &over).unwrap_err();
     assert!(matches!(full, DriverError::Full(31)), "{full}");
     assert!(guest.verbs.rings_intact());
@@ -410,33 +421,36 @@ pub fn events_follow_arms<T: TestBus>() {
     let mut guest = Guest::<T>::new();
     // The kernel's queues start without an arm.
     guest.verbs.page = 0;
-    let (cq, qpn) = guest.ready(QpType::UD);
+    let (cq, qpn, lost) = guest.loser();
     let mover = guest.verbs.mover(qpn).unwrap() as usize;
     let number = guest.verbs.cq_numbers(cq)[mover];
     let mut id = 0;
     let mut post = |guest: &mut Guest<T>| {
         id += 1;
-        guest.verbs.post_send(&mut guest.nic, qpn, id, &Request::SendInline(vec![1])).unwrap();
+        guest.verbs.post_send(&mut guest.nic, qpn, id, &lost).unwrap();
         guest.nic.bus.settle();
     };
-    for solicited in [false, true] {
-        // Not armed: nothing. Armed late: at once, and once.
+    // Not armed: nothing. Armed late: at once, and once.
+    post(&mut guest);
+    assert_eq!(guest.events(), []);
+    guest.verbs.arm_cq(&mut guest.nic, cq, false).unwrap();
+    assert_eq!(guest.events(), [Event::Completion(number)]);
+    post(&mut guest);
+    assert_eq!(guest.events(), []);
+    guest.completions(cq, 2);
+    // Armed with nothing there: with the next one, and once.
+    guest.verbs.arm_cq(&mut guest.nic, cq, false).unwrap();
+    assert_eq!(guest.events(), []);
+    for _ in 0..3 {
         post(&mut guest);
-        assert_eq!(guest.events(), []);
-        guest.verbs.arm_cq(&mut guest.nic, cq, solicited).unwrap();
-        assert_eq!(guest.events(), [Event::Completion(number)]);
-        post(&mut guest);
-        assert_eq!(guest.events(), []);
-        guest.completions(cq, 2);
-        // Armed with nothing there: with the next one, and once.
-        guest.verbs.arm_cq(&mut guest.nic, cq, solicited).unwrap();
-        assert_eq!(guest.events(), []);
-        for _ in 0..3 {
-            post(&mut guest);
-        }
-        assert_eq!(guest.events(), [Event::Completion(number)]);
-        guest.completions(cq, 3);
     }
+    assert_eq!(guest.events(), [Event::Completion(number)]);
+    guest.completions(cq, 3);
+    // For solicited ones: not with what was sent.
+    guest.verbs.arm_cq(&mut guest.nic, cq, true).unwrap();
+    post(&mut guest);
+    assert_eq!(guest.events(), []);
+    guest.completions(cq, 1);
     // Armed both ways: one event takes both away.
     guest.verbs.arm_cq(&mut guest.nic, cq, true).unwrap();
     guest.verbs.arm_cq(&mut guest.nic, cq, false).unwrap();
@@ -446,17 +460,17 @@ pub fn events_follow_arms<T: TestBus>() {
     guest.completions(cq, 2);
     // Those of a process start armed: a program that waits before its first poll never arms.
     guest.verbs.page = 3;
-    let (cq, qpn) = guest.ready(QpType::UD);
-    guest.verbs.post_send(&mut guest.nic, qpn, 1, &Request::SendInline(vec![1])).unwrap();
+    let (cq, qpn, lost) = guest.loser();
+    guest.verbs.post_send(&mut guest.nic, qpn, 1, &lost).unwrap();
     let number = guest.verbs.cq_numbers(cq)[guest.verbs.mover(qpn).unwrap() as usize];
     assert_eq!(guest.events(), [Event::Completion(number)]);
-    assert_eq!(guest.completions(cq, 1)[0].status, QP_OPERATION);
+    assert_eq!(guest.completions(cq, 1)[0].status, 0);
     // Many events, more than an event queue has entries.
     guest.verbs.page = 0;
-    let (cq, qpn) = guest.ready(QpType::UD);
+    let (cq, qpn, lost) = guest.loser();
     for id in 0..1500 {
         guest.verbs.arm_cq(&mut guest.nic, cq, false).unwrap();
-        guest.verbs.post_send(&mut guest.nic, qpn, id, &Request::SendInline(vec![1])).unwrap();
+        guest.verbs.post_send(&mut guest.nic, qpn, id, &lost).unwrap();
         assert_eq!(guest.events().len(), 1, "{id}");
         assert_eq!(guest.verbs.poll_cq(cq).unwrap().len(), 1);
     }
@@ -472,19 +486,23 @@ pub fn a_full_completion_queue_is_told<T: TestBus>() {
     let qpn = guest.verbs.create_qp(&mut guest.nic, config).unwrap();
     guest.connect(QpType::UD, qpn);
     let number = guest.verbs.cq_numbers(cq)[guest.verbs.mover(qpn).unwrap() as usize];
-    let requests: Vec<_> = (0..200).map(|id| (id, Request::SendInline(vec![1]), true)).collect();
+    let lost = guest.lost(pd, 1);
+    let requests: Vec<_> = (0..200).map(|id| (id, lost.clone(), true)).collect();
     guest.verbs.post_sends(&mut guest.nic, qpn, &requests).unwrap();
     guest.nic.bus.settle();
     let events = guest.events();
     let broke = Event::Queue { cq: number, code: EQE_CQ_ERR };
     assert_eq!(events.iter().filter(|event| **event == broke).count(), 1, "{events:?}");
+    // Its queue pair goes down with it.
+    assert!(events.contains(&Event::QueuePair { qpn, code: EQE_QP_ERR }), "{events:?}");
+    assert_eq!(guest.verbs.query_qp(&mut guest.nic, qpn).unwrap().state, QpState::ERR);
     let wcs = guest.verbs.poll_cq(cq).unwrap();
     assert!(wcs.len() == 128 && wcs.iter().zip(0..).all(|(wc, id)| wc.id == id), "{}", wcs.len());
     assert!(guest.verbs.rings_intact());
     // Others work.
-    let (cq, qpn) = guest.ready(QpType::RC);
-    guest.verbs.post_send(&mut guest.nic, qpn, 1, &Request::SendInline(vec![1])).unwrap();
-    assert_eq!(guest.completions(cq, 1)[0].status, QP_OPERATION);
+    let (cq, qpn, lost) = guest.loser();
+    guest.verbs.post_send(&mut guest.nic, qpn, 1, &lost).unwrap();
+    assert_eq!(guest.completions(cq, 1)[0].status, 0);
 }
 
 /// Doorbells of one process do nothing to another's queues, and those of what is gone nothing to anybody's.
@@ -545,7 +563,7 @@ pub fn destroyed_queue_pairs_are_silent<T: TestBus>() {
     assert_eq!(guest.verbs.poll_cq(cq).unwrap(), []);
     guest.verbs.modify_qp(&mut guest.nic, qpn, &Change::to(QpState::RTS)).unwrap();
     let statuses: Vec<u32> = guest.completions(cq, 2).iter().map(|wc| wc.status).collect();
-    assert_eq!(statuses, [QP_OPERATION, FLUSHED]);
+    assert_eq!(statuses, [NOT_READY, FLUSHED]);
     // In ERR nothing more is written, whatever is posted.
     let slot = guest.verbs.identity.sq_qtype.qtype;
     guest.nic.doorbell(guest.verbs.page, slot, Doorbell { p_index: 10, ring: 0, qid: qpn }).unwrap();
@@ -580,6 +598,6 @@ pub fn destroyed_queue_pairs_are_silent<T: TestBus>() {
     let verbs = ionic_driver::Verbs::open(&mut nic).unwrap();
     let mut guest = Guest { nic, verbs };
     let (cq, qpn) = guest.ready(QpType::RC);
-    guest.verbs.post_sends(&mut guest.nic, qpn, &sends(1)).unwrap();
+    guest.verbs.post_send(&mut guest.nic, qpn, 1, &Request::Raw(0xff, Vec::new())).unwrap();
     assert_eq!(guest.completions(cq, 1)[0].status, QP_OPERATION);
 }
