@@ -394,6 +394,13 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Its thread ends.
+        self.arena.close();
+    }
+}
+
 /// Keeps the files of a content.
 #[derive(Debug)]
 pub(super) struct Pin {
