@@ -34,7 +34,7 @@ use self::{
 use crate::{
     BucketInfo, ByteStream, Commit, Condition, Deleted, ListPage, ListQuery, Object, ObjectData, ObjectInfo,
     ObjectWriter, PartInfo, PartName, PutOptions, Result, Source, Store, StoreError, Tags, UploadInfo, UploadOptions,
-    Usage,
+    Usage, Versioning,
 };
 
 /// Threads of the runtime. One would do for the network; TLS and hashes want a second one.
@@ -279,6 +279,11 @@ impl Store for RemoteStore {
 
     async fn head_bucket(&self, bucket: &str) -> Result<BucketInfo> {
         pass!(self.head_bucket(bucket))
+    }
+
+    /// Always off: versions are the remote's, and whether it has any comes with each answer of its own. So it is not asked.
+    async fn versioning(&self, _bucket: &str) -> Result<Versioning> {
+        Ok(Versioning::Off)
     }
 
     async fn create_bucket(&self, bucket: &str) -> Result<bool> {

@@ -1,6 +1,14 @@
 //! In front of S3.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use ernic_store::{
     Commit, Condition, Credentials, ListQuery, MemoryConfig, MemoryStore, Metadata, PartName, PutOptions, RemoteStore,
@@ -88,7 +96,7 @@ fn objects_of_all_sizes_are_the_same_on_both_sides() {
     assert!(etag.ends_with("-3"), "{etag}");
     assert!(wait(behind.list_uploads("data")).unwrap().is_empty());
     // Connections are kept.
-    let connections = server.connections.load(std::sync::atomic::Ordering::Relaxed);
+    let connections = server.connections.load(Relaxed);
     assert!(connections <= 20, "{connections}");
 }
 
@@ -193,6 +201,121 @@ fn uploads_are_the_remotes() {
     let mut late = wait(remote.put_part("data", "m", &upload, 1, Some(3))).unwrap();
     write(&mut *late, b"abc").unwrap();
     assert!(matches!(wait(late.commit(Commit::default())), Err(StoreError::NoSuchUpload)));
+}
+
+#[test]
+fn a_part_of_an_upload_that_ends_while_it_is_sent() {
+    let Lab { behind, remote, server } = lab();
+    let size = 24 * MIB;
+    // Before the part, so that the remote answers without reading it, and in the middle of it.
+    for sent in [0, 12 * MIB] {
+        for _ in 0..3 {
+            let upload = wait(remote.create_upload("data", "m", UploadOptions::default())).unwrap();
+            let mut writer = wait(remote.put_part("data", "m", &upload, 1, Some(size))).unwrap();
+            write(&mut *writer, &pattern(sent, 1)).unwrap();
+            wait(behind.abort_upload("data", "m", &upload)).unwrap();
+            let rest = write(&mut *writer, &pattern(size - sent, 2));
+            let error = match rest {
+                Ok(()) => wait(writer.commit(Commit::default())).unwrap_err(),
+                Err(error) => error,
+            };
+            assert!(matches!(error, StoreError::NoSuchUpload), "{sent} {error}");
+        }
+    }
+    assert_eq!(behind.usage().bytes, 0);
+
+    // One that hangs up in the middle of a part without an answer. What is behind that is asked once.
+    let rude = Rude::start(server.address);
+    let remote = RemoteStore::open(&rude.url(), None).unwrap();
+    let bytes = pattern(8 * MIB, 3);
+    let send = |upload: &str| {
+        let mut writer = wait(remote.put_part("data", "m", upload, 1, Some(8 * MIB))).unwrap();
+        write(&mut *writer, &bytes)?;
+        wait(writer.commit(Commit::default()))
+    };
+    let upload = wait(remote.create_upload("data", "m", UploadOptions::default())).unwrap();
+    let error = send(&upload).unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
+    wait(remote.abort_upload("data", "m", &upload)).unwrap();
+    let error = send(&upload).unwrap_err();
+    assert!(matches!(error, StoreError::NoSuchUpload), "{error}");
+    assert_eq!(rude.hung_up.load(Relaxed), 2);
+}
+
+/// On the way to a server: what is no PUT goes through, a PUT ends with its first bytes.
+struct Rude {
+    address: SocketAddr,
+    hung_up: Arc<AtomicU64>,
+}
+
+impl Rude {
+    fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let hung_up = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&hung_up);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, count) = (client.unwrap(), Arc::clone(&count));
+                std::thread::spawn(move || Self::pass(&client, server, &count));
+            }
+        });
+        Self { address, hung_up }
+    }
+
+    fn url(&self) -> RemoteUrl {
+        format!("s3+http://{}", self.address).parse().unwrap()
+    }
+
+    /// Ends both ways with either, or with a PUT.
+    fn pass(mut client: &TcpStream, server: SocketAddr, hung_up: &AtomicU64) {
+        let server = TcpStream::connect(server).unwrap();
+        let (mut back, mut answers) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut answers, &mut back);
+            let _ = back.shutdown(Shutdown::Both);
+        });
+        let mut buffer = [0; 64 * 1024];
+        while let Ok(len @ 1..) = client.read(&mut buffer) {
+            // The client waits for an answer before it asks again: a request is at the beginning.
+            if buffer.starts_with(b"PUT ") {
+                hung_up.fetch_add(1, Relaxed);
+                break;
+            }
+            if (&server).write_all(&buffer[..len]).is_err() {
+                break;
+            }
+        }
+        let _ = client.shutdown(Shutdown::Both);
+        let _ = server.shutdown(Shutdown::Both);
+    }
+}
+
+/// The whole answer of the server at `address`.
+fn ask(address: SocketAddr, method: &str, path: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_get_is_two_requests_to_the_remote_and_a_head_is_one() {
+    let Lab { behind, remote, server } = lab();
+    let bytes = pattern(MIB + 1, 1);
+    put(&*behind, "data", "k", &bytes, PutOptions::default()).unwrap();
+    let front = Server::start(Arc::new(remote));
+    let requests = || server.service.metrics().requests();
+    let before = requests();
+    let answer = ask(front.address, "GET", "/data/k");
+    assert!(answer.starts_with(b"HTTP/1.1 200 ") && answer.ends_with(&bytes));
+    // What the object is, and its content.
+    assert_eq!(requests() - before, 2);
+    let before = requests();
+    assert!(ask(front.address, "HEAD", "/data/k").starts_with(b"HTTP/1.1 200 "));
+    assert_eq!(requests() - before, 1);
 }
 
 #[test]

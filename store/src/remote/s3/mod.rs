@@ -253,6 +253,25 @@ impl S3 {
         }
     }
 
+    /// The same of a part: is there still an upload that it could be of?
+    async fn hung_up_part(&self, at: &PartPlace, error: StoreError) -> StoreError {
+        let Ok(request) = self.asked_upload(&at.bucket, &at.key, &at.upload) else { return error };
+        match self.server.once(&request, &Payload::None).await {
+            Err(Failure::Final(
+                gone @ (StoreError::NoSuchKey
+                | StoreError::NoSuchUpload
+                | StoreError::NoSuchBucket
+                | StoreError::Denied(_)),
+            )) => no_upload(gone),
+            _ => error,
+        }
+    }
+
+    /// Asks for little of an upload, only whether it is there.
+    fn asked_upload(&self, bucket: &str, key: &str, upload: &str) -> Result<Request> {
+        Ok(self.object(Method::Get, bucket, key)?.query("uploadId", upload).query("max-parts", "1"))
+    }
+
     async fn tags(&self, bucket: &str, key: &str, version: Option<&str>) -> Result<Tags> {
         let request = self.object(Method::Get, bucket, key)?.query("tagging", "").version(version);
         let (_, document) = self.server.call(&request, &Payload::None).await?;
@@ -588,7 +607,7 @@ impl Engine for S3 {
     async fn head_upload(&self, bucket: &str, key: &str, upload: &str) -> Result<UploadInfo> {
         let known = self.uploads.get(bucket, key, upload);
         // Whether it is still there only the remote knows.
-        let request = self.object(Method::Get, bucket, key)?.query("uploadId", upload).query("max-parts", "1");
+        let request = self.asked_upload(bucket, key, upload)?;
         self.server.call(&request, &Payload::None).await.map_err(no_upload)?;
         Ok(known.unwrap_or_else(|| UploadInfo {
             upload: upload.to_owned(),
@@ -605,7 +624,10 @@ impl Engine for S3 {
             .query("uploadId", &*at.upload);
         let (size, headers, commit) = match size {
             Some(size) if size > SMALL => {
-                let (headers, commit) = self.server.pass(&request, size, body).await.map_err(no_upload)?;
+                let (headers, commit) = match self.server.pass(&request, size, body).await {
+                    Err(error @ StoreError::Unavailable(_)) => return Err(self.hung_up_part(at, error).await),
+                    passed => passed.map_err(no_upload)?,
+                };
                 (size, headers, commit)
             }
             Some(_) => {
