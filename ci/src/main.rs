@@ -6,6 +6,8 @@ mod bench;
 mod cache;
 mod cpio;
 mod demo;
+mod disk;
+mod ext4;
 mod formats;
 mod guest;
 mod lanes;

@@ -53,6 +53,14 @@ impl ServerArgs {
         build("ernic-client", "ernic-bench", self.profile_or(profile))
     }
 
+    /// The path of the load `ernic-load`, built with the same profile as the server.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn load(&self, profile: &str) -> Result<PathBuf> {
+        build("ernic-load", "ernic-load", self.profile_or(profile))
+    }
+
     fn profile_or<'a>(&'a self, profile: &'a str) -> &'a str {
         self.profile.as_deref().unwrap_or(profile)
     }

@@ -605,7 +605,7 @@ fn connect(path: &Path, child: &mut Child, end: Instant) -> Result<UnixStream> {
 
 /// A stream of lines with deadlines.
 #[derive(Debug)]
-struct Lines {
+pub struct Lines {
     stream: UnixStream,
     buffer: Vec<u8>,
     /// Bytes of `buffer` known to hold no line break.
@@ -613,7 +613,8 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(stream: UnixStream) -> Self {
+    /// The lines of a stream.
+    pub fn new(stream: UnixStream) -> Self {
         Self { stream, buffer: Vec::new(), searched: 0 }
     }
 
@@ -625,7 +626,10 @@ impl Lines {
     }
 
     /// The next line with its line break.
-    fn line(&mut self, end: Instant) -> Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// When it does not come until `end`, or the stream ends before it.
+    pub fn line(&mut self, end: Instant) -> Result<Vec<u8>> {
         loop {
             if let Some(at) = self.buffer.iter().skip(self.searched).position(|b| *b == b'\n') {
                 let rest = self.buffer.split_off(self.searched + at + 1);

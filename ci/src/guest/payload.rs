@@ -40,21 +40,32 @@ pub fn boto3(args: &GuestArgs) -> Result<PathBuf> {
     })
 }
 
-/// An archive with the client: `program`, as built on this machine, becomes `/usr/bin/ernic-bench`. The image has the libraries
-/// that it needs, Debian's; libibverbs it loads by itself.
+/// An archive with the client. It loads libibverbs by itself.
 ///
 /// # Errors
-/// When the program needs another library, or the archive cannot be written.
+/// Those of [`built`].
 pub fn client(program: &Path) -> Result<PathBuf> {
-    let data = fs::read(program).with_context(|| program.display().to_string())?;
-    for library in formats::needed(&data).with_context(|| program.display().to_string())? {
-        // The C library's own parts, and the compiler's.
-        let here = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"].contains(&library.as_str());
-        ensure!(here, "{}: the guest has no {library}", program.display());
-    }
+    built(&[program], "client")
+}
+
+/// An archive with programs that were built on this machine, for the guest's `/usr/bin`, in the log folder `name`. The image
+/// has the libraries that they need, Debian's.
+///
+/// # Errors
+/// When a program needs another library, or the archive cannot be written.
+pub fn built(programs: &[&Path], name: &str) -> Result<PathBuf> {
     let mut archive = Archive::default();
-    archive.add("usr/bin/ernic-bench", Node::File(0o755, data));
-    let path = vm::log_folder("client")?.join(ARCHIVE);
+    for program in programs {
+        let data = fs::read(program).with_context(|| program.display().to_string())?;
+        for library in formats::needed(&data).with_context(|| program.display().to_string())? {
+            // The C library's own parts, and the compiler's.
+            let here = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"].contains(&library.as_str());
+            ensure!(here, "{}: the guest has no {library}", program.display());
+        }
+        let file = program.file_name().context("a program without a name")?.to_string_lossy();
+        archive.add(&format!("usr/bin/{file}"), Node::File(0o755, data));
+    }
+    let path = vm::log_folder(name)?.join(ARCHIVE);
     write_archive(&archive, &path)?;
     Ok(path)
 }

@@ -135,7 +135,7 @@ pub const FILES: &[&str] = &["/usr/share/misc/pci.ids"];
 
 /// Kernel modules that must be there, with all that they depend on.
 pub const MODULES: &[&str] =
-    &["ionic", "8021q", "ib_core", "ib_uverbs", "ib_cm", "iw_cm", "rdma_cm", "rdma_ucm", "ib_umad"];
+    &["ionic", "8021q", "ib_core", "ib_uverbs", "ib_cm", "iw_cm", "rdma_cm", "rdma_ucm", "ib_umad", "virtio_blk"];
 
 /// Kernel modules that some kernels have built in or not at all.
 pub const OPTIONAL_MODULES: &[&str] = &["ib_uverbs_support", "virtio_pci", "virtio_console", "pktgen"];

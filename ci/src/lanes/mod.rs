@@ -2,6 +2,7 @@
 
 mod boto3;
 mod cargo;
+mod power;
 mod rdma;
 mod tools;
 mod transfers;
@@ -111,6 +112,7 @@ const LANES: &[Lane] = &[
     lane("vm-pcap", Run::Vm(vms::pcap)),
     lane("vm-boto3", Run::Vm(boto3::case_20_boto3)),
     lane("vm-s3-tools", Run::Vm(tools::vm_tools)),
+    lane("vm-store-power", Run::Vm(power::store)),
     lane("vm-rdma", Run::Vm(rdma::control)),
     lane("vm-rdma-faults", Run::Vm(transfers::faults)),
     lane("vm-rdma-clients", Run::Vm(transfers::clients)),
