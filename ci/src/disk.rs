@@ -223,6 +223,8 @@ fn listen(listener: &UnixListener, state: &State, mut disk: Disk) -> Disk {
         if state.end.load(Ordering::SeqCst) || state.cut.load(Ordering::SeqCst) {
             break;
         }
+        // To a client that asks for what it may not, the connection ends.
+        state.client.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Err(error) = served {
             say!("the disk's client: {error:#}");
         }
@@ -362,6 +364,7 @@ mod tests {
     impl Client {
         fn connect(socket: &Path) -> Self {
             let mut stream = UnixStream::connect(socket).unwrap();
+            stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
             let hello: [u8; 18] = take(&mut stream).unwrap();
             assert_eq!(&hello, b"NBDMAGICIHAVEOPT\0\x03");
             // Both flags back.
