@@ -6,6 +6,7 @@ mod power;
 mod rdma;
 mod tools;
 mod transfers;
+mod verbs;
 mod vms;
 mod web;
 
@@ -116,6 +117,7 @@ const LANES: &[Lane] = &[
     lane("vm-rdma", Run::Vm(rdma::control)),
     lane("vm-rdma-faults", Run::Vm(transfers::faults)),
     lane("vm-rdma-clients", Run::Vm(transfers::clients)),
+    lane("vm-verbs", Run::Vm(verbs::verbs)),
 ];
 
 /// A lane cannot run here; the text says why.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::vms::{Rig, Setup};
-use super::{Bench, Skip, transfers};
+use super::{Bench, Skip, transfers, verbs};
 
 /// How many `ibv_rc_pingpong` wait for a peer at once.
 const HOLDERS: u32 = 4;
@@ -57,7 +57,7 @@ fn expected_gids(addresses: &str) -> BTreeSet<String> {
 }
 
 /// Objects of the device that its driver holds, as `rdma resource show` counts them.
-fn resources(rig: &mut Rig<'_>) -> Result<String> {
+pub(super) fn resources(rig: &mut Rig<'_>) -> Result<String> {
     let text = rig.ok("rdma resource show")?;
     // `3: ionic_0: pd 1 cq 1 …`, where the number goes up each time the driver is loaded.
     let (_, device) = text.trim().split_once(": ").with_context(|| format!("rdma resource show: {text:?}"))?;
@@ -143,7 +143,7 @@ fn kill_holders(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// Waits until the device has the objects that it had `before`.
-fn released(rig: &mut Rig<'_>, before: &str, after: &str) -> Result<()> {
+pub(super) fn released(rig: &mut Rig<'_>, before: &str, after: &str) -> Result<()> {
     let mut now = String::new();
     for _ in 0..100 {
         now = resources(rig)?;
@@ -168,31 +168,13 @@ const PROGRAMS: [(&str, &str, &str); 6] = [
 
 /// Both ends of each succeed, and leave nothing.
 fn work_is_done(rig: &mut Rig<'_>, before: &str) -> Result<()> {
-    let address = rig.nic("ip -4 -o addr show dev {nic}")?;
-    let mut words = address.split_whitespace().skip_while(|word| *word != "inet");
-    let address =
-        words.nth(1).and_then(|a| a.split('/').next()).context("the interface has no IPv4 address")?.to_owned();
+    let address = verbs::address(rig)?;
     for (program, peer, says) in PROGRAMS {
         let (server, client) = match peer {
             "" => (format!("{program} -s -a {address}"), format!("{program} -c -a {address}")),
             peer => (program.to_owned(), format!("{program} {peer}")),
         };
-        rig.ok(&format!("({server}; echo status $?) </dev/null >/tmp/peer 2>&1 &"))?;
-        // The connection manager does not listen with TCP.
-        let listens = if peer.is_empty() { "sleep 1; true" } else { "ss -ltn | grep -q :18700" };
-        rig.ok(&format!(
-            "n=0; until {listens}; do n=$((n+1)); [ $n -lt 100 ] || {{ cat /tmp/peer; exit 9; }}; sleep 0.1; done"
-        ))?;
-        let said = rig.ok(&format!("timeout 60 {client} 2>&1; echo status $?"))?;
-        let other = rig.ok(
-            "n=0; until grep -q '^status' /tmp/peer || [ $n -ge 100 ]; do n=$((n+1)); sleep 0.1; done; cat /tmp/peer",
-        )?;
-        for (who, said) in [("client", &said), ("server", &other)] {
-            ensure!(
-                said.contains(says) && said.trim_end().ends_with("status 0"),
-                "{program}, {who}: {said}\nthe other: {other}"
-            );
-        }
+        verbs::both_ends(rig, &server, &client, !peer.is_empty(), says)?;
         released(rig, before, program)?;
     }
     Ok(())
