@@ -397,8 +397,9 @@ impl Rdma {
             let step = self.step(env, qpn, &mut work, allowed);
             let moved = work.done.saturating_sub(before);
             self.traffic.bytes += moved;
-            visit.spend(0, moved);
-            turn.spend(0, moved);
+            let cost = moved + work.entry.table();
+            visit.spend(0, cost);
+            turn.spend(0, cost);
             match step {
                 Ok(Step::Done) => {
                     if !self.succeed(env, qpn, &work) {

@@ -155,6 +155,11 @@ impl Entry {
         }
     }
 
+    /// Bytes of the page table that a REG_MR brings.
+    pub(super) fn table(&self) -> u64 {
+        if self.op() == WorkOp::REG_MR { u64::from(self.word(48)) * 8 } else { 0 }
+    }
+
     /// BIND_MW.
     pub(super) fn bind(&self) -> Bind {
         Bind {
