@@ -974,3 +974,33 @@ pub fn random_requests<T: TestBus>() {
     guest.post(&a, 2, Request::SendInline(b"alive".to_vec()));
     assert_eq!((guest.sent(&a).status, guest.got(&b).length, b.bytes(0, 5)), (OK, 5, b"alive".to_vec()));
 }
+
+/// What the device alone takes, in this thread: run with `--release`-like settings and `--nocapture`.
+#[test]
+#[ignore = "prints figures"]
+fn figures_of_work_requests() {
+    use super::common::Direct;
+    let mut guest = Guest::<Direct>::new();
+    let size = 1 << 20;
+    let (a, b) = connected(&mut guest, size + 4096);
+    let whole = |request: fn(Vec<Sge>, u64, u32) -> Request| request(vec![a.sge(0, size)], b.at(0), b.mr.key);
+    for (what, request, bytes) in [
+        ("WRITE of 8 bytes", Request::Write(vec![a.sge(3, 8)], b.at(3), b.mr.key), 8_usize),
+        ("WRITE of 8 bytes, inline", Request::WriteInline(vec![1; 8], b.at(3), b.mr.key), 8),
+        ("WRITE of 1 MiB", whole(Request::Write), size),
+        ("READ of 1 MiB", whole(Request::Read), size),
+    ] {
+        let (rounds, mut spent) = (if bytes > 8 { 20 } else { 2000 }, Duration::ZERO);
+        let batch: Vec<_> = (0..60).map(|id| (id, request.clone(), id == 59)).collect();
+        for _ in 0..rounds {
+            guest.verbs.post_sends(&mut guest.nic, a.qpn, &batch).unwrap();
+            let start = std::time::Instant::now();
+            guest.nic.bus.settle();
+            spent += start.elapsed();
+            assert_eq!(guest.verbs.poll_cq(a.sends).unwrap()[0].status, OK);
+            guest.verbs.arm_cq(&mut guest.nic, a.sends, false).unwrap();
+        }
+        let each = spent.as_secs_f64() / f64::from(rounds * 60);
+        println!("{what}: {:.0} ns, {:.2} M/s, {:.2} GB/s", each * 1e9, 1e-6 / each, bytes as f64 / each * 1e-9);
+    }
+}
