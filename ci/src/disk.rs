@@ -60,6 +60,7 @@ pub struct Disk {
     sectors: u64,
     /// What was written since the last flush, by sector.
     cache: BTreeMap<u64, [u8; SECTOR]>,
+    most: usize,
 }
 
 impl Disk {
@@ -70,7 +71,12 @@ impl Disk {
     pub fn open(medium: &Path) -> Result<Self> {
         let medium = File::options().read(true).write(true).open(medium)?;
         let sectors = medium.metadata()?.len() / u64::try_from(SECTOR)?;
-        Ok(Self { medium, sectors, cache: BTreeMap::new() })
+        Ok(Self { medium, sectors, cache: BTreeMap::new(), most: 0 })
+    }
+
+    /// The most sectors that were in the cache at one time.
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     fn size(&self) -> u64 {
@@ -103,6 +109,7 @@ impl Disk {
         let (first, _) = self.span(offset, bytes.len())?;
         let (sectors, _) = bytes.as_chunks::<SECTOR>();
         self.cache.extend((first..).zip(sectors.iter().copied()));
+        self.most = self.most.max(self.cache.len());
         Some(())
     }
 
@@ -423,7 +430,7 @@ mod tests {
         client.send(3, 0, 0, &[]);
         let mut disk = powered.off().unwrap();
         assert!(take::<1>(&mut client.0).is_err(), "no answer after the cut");
-        assert_eq!(disk.lose(|| false).unwrap(), (0, 2));
+        assert_eq!((disk.lose(|| false).unwrap(), disk.most()), ((0, 2), 2));
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(bytes[..2048], [vec![0; 512], vec![1; 1024], vec![0; 512]].concat());
         assert!(!socket.exists());
