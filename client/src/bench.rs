@@ -12,10 +12,11 @@ use crc_fast::CrcAlgorithm;
 use serde::Serialize;
 
 use crate::{
-    ClientError,
+    Buffer, Carrier, ClientError, Session, Transfer,
     counters::Rise,
+    memory::MemoryError,
     size,
-    transfer::{Direction, Session, Signal, Transfer},
+    transfer::{Direction, Signal},
 };
 
 /// Bytes at an object's beginning that are others in each iteration, so that an object of the iteration before is not taken
@@ -27,6 +28,31 @@ const POISON: u8 = 0xd7;
 
 /// The CRC32 of zip and Ethernet, as cuobjtest uses it.
 const CRC32: CrcAlgorithm = CrcAlgorithm::Crc32IsoHdlc;
+
+/// The header with which objects are stored together with their CRC32, eight hex digits.
+const CRC32_HEADER: &str = "x-amz-meta-crc32";
+/// Its name among an object's metadata.
+const CRC32_NAME: &str = "crc32";
+
+/// A connection that is measured, and its buffer. Objects go from and to the buffer's first byte.
+#[derive(Debug)]
+pub struct Worker {
+    session: Session,
+    buffer: Buffer,
+}
+
+impl Worker {
+    /// With a buffer of its own. Errors: those of [`Session::buffer`].
+    pub fn new(session: Session) -> Result<Self, MemoryError> {
+        let buffer = session.buffer()?;
+        Ok(Self { session, buffer })
+    }
+
+    /// The session.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
 
 /// Which transfers are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +72,7 @@ pub struct Plan {
     pub bucket: String,
     /// The object; with several connections each has its own, with a dash and its number behind.
     pub key: String,
-    /// Bytes of the object, at most those of each session's region.
+    /// Bytes of the object, at most those of each session's buffer.
     pub size: u64,
     /// Iterations.
     pub iterations: u32,
@@ -214,19 +240,19 @@ pub enum BenchError {
     },
 }
 
-/// Runs the plan with one thread for each session. Each iteration, all store, and when the last has, all fetch: transfers of
+/// Runs the plan with one thread for each worker. Each iteration, all store, and when the last has, all fetch: transfers of
 /// different kinds do not overlap. `each` sees the samples as they come.
 ///
 /// Errors: the first that one of them meets; the others end their iteration.
-pub fn run(plan: &Plan, sessions: &mut [Session], each: &mut dyn FnMut(&Sample)) -> Result<Vec<Sample>, BenchError> {
-    let barrier = Barrier::new(sessions.len());
+pub fn run(plan: &Plan, workers: &mut [Worker], each: &mut dyn FnMut(&Sample)) -> Result<Vec<Sample>, BenchError> {
+    let barrier = Barrier::new(workers.len());
     let (sender, receiver) = mpsc::channel();
-    let several = sessions.len() > 1;
+    let several = workers.len() > 1;
     thread::scope(|scope| {
-        for (connection, session) in sessions.iter_mut().enumerate() {
+        for (connection, worker) in workers.iter_mut().enumerate() {
             let (barrier, sender) = (&barrier, sender.clone());
             let key = if several { format!("{}-{}", plan.key, connection + 1) } else { plan.key.clone() };
-            scope.spawn(move || worker(plan, session, connection, &key, barrier, &sender));
+            scope.spawn(move || work(plan, worker, connection, &key, barrier, &sender));
         }
         drop(sender);
         let mut samples = Vec::new();
@@ -244,16 +270,16 @@ pub fn run(plan: &Plan, sessions: &mut [Session], each: &mut dyn FnMut(&Sample))
     })
 }
 
-/// One session's transfers. After an error it only keeps the others from waiting for it.
-fn worker(
+/// One worker's transfers. After an error it only keeps the others from waiting for it.
+fn work(
     plan: &Plan,
-    session: &mut Session,
+    worker: &mut Worker,
     connection: usize,
     key: &str,
     barrier: &Barrier,
     sender: &mpsc::Sender<Result<Sample, BenchError>>,
 ) {
-    let mut content = (plan.only != Only::Get).then(|| Content::new(session, plan.size));
+    let mut content = (plan.only != Only::Get).then(|| Content::new(&mut worker.buffer, plan.size));
     let mut alive = true;
     for iteration in 0..plan.iterations {
         for direction in [Direction::Put, Direction::Get] {
@@ -264,11 +290,11 @@ fn worker(
             if skipped {
                 continue;
             }
-            let ready = alive.then(|| prepare(plan, session, direction, content.as_mut()));
+            let ready = alive.then(|| prepare(plan, &mut worker.buffer, direction, content.as_mut()));
             barrier.wait();
             if ready.is_some() {
                 let result =
-                    transfer(plan, session, direction, key, content.as_ref()).map(|(transfer, crc32, compared)| {
+                    transfer(plan, worker, direction, key, content.as_ref()).map(|(transfer, crc32, compared)| {
                         Sample {
                             direction,
                             connection,
@@ -276,7 +302,7 @@ fn worker(
                             bytes: transfer.bytes,
                             begin: transfer.begin,
                             end: transfer.end,
-                            rdma: transfer.rdma,
+                            rdma: transfer.carrier == Carrier::Rdma,
                             fell_back: transfer.fell_back.map(|(signal, _)| signal),
                             crc32,
                             compared,
@@ -292,40 +318,42 @@ fn worker(
     }
 }
 
-/// Makes the region ready, before the clock starts.
-fn prepare(plan: &Plan, session: &mut Session, direction: Direction, content: Option<&mut Content>) {
+/// Makes the buffer ready, before the clock starts.
+fn prepare(plan: &Plan, buffer: &mut Buffer, direction: Direction, content: Option<&mut Content>) {
     match direction {
         Direction::Put => {
             if let Some(content) = content {
-                content.write(session);
+                content.write(buffer);
             }
         }
-        Direction::Get => session.fill(0, plan.size, |piece| piece.fill(POISON)),
+        Direction::Get => buffer.fill(0, plan.size, |piece| piece.fill(POISON)),
     }
 }
 
 /// Makes one transfer and checks it. Returns it, the object's CRC32, and whether that was compared.
 fn transfer(
     plan: &Plan,
-    session: &mut Session,
+    worker: &mut Worker,
     direction: Direction,
     key: &str,
     content: Option<&Content>,
 ) -> Result<(Transfer, u32, bool), BenchError> {
+    let Worker { session, buffer } = worker;
     let request = |source| BenchError::Request { direction, key: key.to_owned(), source: Box::new(source) };
     match direction {
         Direction::Put => {
             let crc32 = content.map_or(0, Content::crc32);
-            let transfer = session.put(&plan.bucket, key, plan.size, &format!("{crc32:08x}")).map_err(request)?;
+            let headers = [(CRC32_HEADER, &*format!("{crc32:08x}"))];
+            let transfer = session.upload_with(&plan.bucket, key, buffer, plan.size, &headers).map_err(request)?;
             Ok((transfer, crc32, false))
         }
         Direction::Get => {
-            let transfer = session.get(&plan.bucket, key, plan.size).map_err(request)?;
+            let transfer = session.download_exact(&plan.bucket, key, buffer, plan.size).map_err(request)?;
             let mut digest = crc_fast::Digest::new(CRC32);
-            session.look(0, plan.size, |piece| digest.update(piece));
+            buffer.look(0, plan.size, |piece| digest.update(piece));
             let got = low(digest.finalize());
             // What this run has stored is known; what another one has stored says it itself.
-            let stored = transfer.crc32.as_deref().and_then(|text| u32::from_str_radix(text, 16).ok());
+            let stored = transfer.metadata(CRC32_NAME).and_then(|text| u32::from_str_radix(text, 16).ok());
             match content.map(Content::crc32).or(stored) {
                 Some(due) if due != got => Err(BenchError::Crc32 { key: key.to_owned(), got, due }),
                 due => Ok((transfer, got, due.is_some())),
@@ -339,7 +367,7 @@ fn low(crc: u64) -> u32 {
     u32::try_from(crc & u64::from(u32::MAX)).unwrap_or_default()
 }
 
-/// What a session stores: random bytes that stay the same, behind a stamp that changes.
+/// What a worker stores: random bytes that stay the same, behind a stamp that changes.
 struct Content {
     size: u64,
     stamp: [u8; 8],
@@ -348,12 +376,12 @@ struct Content {
 }
 
 impl Content {
-    /// Fills the region.
-    fn new(session: &mut Session, size: u64) -> Self {
+    /// Fills the buffer.
+    fn new(buffer: &mut Buffer, size: u64) -> Self {
         let mut rng = fastrand::Rng::new();
         let mut digest = crc_fast::Digest::new(CRC32);
         let stamp = STAMP.min(size);
-        session.fill(stamp, size - stamp, |piece| {
+        buffer.fill(stamp, size - stamp, |piece| {
             rng.fill(piece);
             digest.update(piece);
         });
@@ -361,9 +389,9 @@ impl Content {
     }
 
     /// Writes a new stamp. The rest is still there: what a GET has written over it was the same.
-    fn write(&mut self, session: &mut Session) {
+    fn write(&mut self, buffer: &mut Buffer) {
         self.stamp = fastrand::u64(..).to_le_bytes();
-        session.region_mut().write(0, &self.stamped());
+        buffer.write(0, &self.stamped());
     }
 
     /// As much of the stamp as the object has room for.
@@ -434,11 +462,6 @@ mod tests {
     #![allow(clippy::float_cmp)]
 
     use super::*;
-    use crate::{
-        memory::Plain,
-        s3::{Client, Config},
-        transfer::Route,
-    };
 
     fn sample(direction: Direction, base: Instant, begin_us: u64, end_us: u64, rdma: bool) -> Sample {
         let at = |us| base + Duration::from_micros(us);
@@ -515,15 +538,14 @@ mod tests {
     #[test]
     fn content_is_stamped_and_its_crc32_is_that_of_all_of_it() {
         for size in [1, 7, 8, 9, 1000, 600_000] {
-            let config = Config::new("http://127.0.0.1:9".parse().unwrap());
-            let region = Box::new(Plain::new(usize::try_from(size).unwrap()));
-            let mut session = Session::new(Client::new(config).unwrap(), region, Route::Http);
-            let mut content = Content::new(&mut session, size);
+            let session = Session::new("http://127.0.0.1:9".parse().unwrap(), None, None, size).unwrap();
+            let mut buffer = session.buffer().unwrap();
+            let mut content = Content::new(&mut buffer, size);
             let mut seen = Vec::new();
             for _ in 0..2 {
-                content.write(&mut session);
+                content.write(&mut buffer);
                 let mut bytes = Vec::new();
-                session.look(0, size, |piece| bytes.extend_from_slice(piece));
+                buffer.look(0, size, |piece| bytes.extend_from_slice(piece));
                 assert_eq!(u64::from(content.crc32()), crc_fast::checksum(CRC32, &bytes), "{size}");
                 seen.push(bytes);
             }

@@ -48,6 +48,47 @@ pub enum ClientError {
     /// Memory for the transfer is missing.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// Not a size of a session.
+    #[error("bad session size {0}: 1 byte to 1 GiB is what one transfer can have")]
+    BadSize(u64),
+    /// A buffer of another session, of another size.
+    #[error("a buffer of {got} bytes in a session of {due} bytes: take one from this session")]
+    BufferSize {
+        /// Bytes of the buffer.
+        got: u64,
+        /// Bytes that the session's buffers have.
+        due: u64,
+    },
+    /// A buffer whose key means nothing to the session's device.
+    #[error("the buffer is registered with another device than the session's: take one from this session")]
+    OtherDevice,
+    /// More bytes than the buffer has.
+    #[error("{length} bytes of a buffer of {size} bytes")]
+    BadLength {
+        /// Bytes that are to be moved.
+        length: u64,
+        /// Bytes of the buffer.
+        size: u64,
+    },
+    /// No range of an object.
+    #[error("bad range of {length} bytes from {offset} on: a range has 1 byte or more, all in front of 2^64")]
+    BadRange {
+        /// Its first byte.
+        offset: u64,
+        /// Its bytes.
+        length: u64,
+    },
+    /// Not a part's number ("Amazon S3 multipart upload limits" in the S3 user guide).
+    #[error("bad part number {0}: parts are numbered from 1 to 10000")]
+    BadPart(u32),
+    /// The object is longer than the buffer: what is in the buffer is not all of it.
+    #[error("the object{} is longer than the buffer of {size} bytes", match .object { Some(bytes) => format!(" of {bytes} bytes"), None => String::new() })]
+    TooLong {
+        /// Bytes of the object, where they are known.
+        object: Option<u64>,
+        /// Bytes of the buffer.
+        size: u64,
+    },
 }
 
 /// An S3 error.

@@ -746,7 +746,7 @@ mod tests {
     use crate::memory::Plain;
 
     fn memory() -> Memory {
-        let mut memory = Memory { region: Box::new(Plain::new(GUARD * 2 + 10)), start: GUARD, length: 10 };
+        let mut memory = Memory { region: Box::new(Plain::new(GUARD * 2 + 10).unwrap()), start: GUARD, length: 10 };
         memory.poison();
         memory
     }

@@ -4,9 +4,12 @@
 //! request, and finds the object there when the answer comes, or has the object taken from there. What the answer says is
 //! believed only if all of it fits together.
 //!
+//! Programs use [`Session`]; what it is made of is public as well.
+//!
 //! ```text
 //!  bench, functional          what ernic-bench does
-//!  transfer                   tokens, replies, byte counts, falling back to the body
+//!  session                    buffers, uploads, downloads, parts
+//!  transfer                   tokens, replies, byte counts, when to take the body instead
 //!  s3 · sigv4 · http · xml    requests over TCP            memory · verbs · gid    memory that a server may reach
 //! ```
 //!
@@ -21,8 +24,10 @@ mod error;
 pub mod functional;
 pub mod gid;
 mod http1;
+mod mapping;
 pub mod memory;
 pub mod s3;
+pub mod session;
 pub mod sigv4;
 pub mod size;
 pub mod transfer;
@@ -30,3 +35,4 @@ pub mod verbs;
 mod xml;
 
 pub use error::{ClientError, Refusal, Violation};
+pub use session::{Buffer, Carrier, Session, Transfer, Upload, rdma_available};

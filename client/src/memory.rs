@@ -1,6 +1,8 @@
 //! Memory that a server may reach.
 
-use std::io;
+use std::{io, ptr::NonNull};
+
+use crate::mapping::Mapping;
 
 /// Bytes of a page, on the machines that this client runs on.
 pub const PAGE: usize = 4096;
@@ -52,6 +54,14 @@ pub enum MemoryError {
         /// What to do, where that is known.
         hint: &'static str,
     },
+    /// This program runs where there are no verbs.
+    #[error(
+        "RDMA is not supported on this platform ({0}): verbs are there on 64-bit Linux; transfers by HTTP work everywhere"
+    )]
+    Platform(String),
+    /// The device registers memory that does not start with a page.
+    #[error("the buffer is at {0:#x}, which is not the start of a page")]
+    Unaligned(u64),
     /// No memory from the system.
     #[error("cannot map {length} bytes: {source}")]
     Map {
@@ -111,7 +121,7 @@ pub struct Port {
 }
 
 /// Whoever registers memory for remote access.
-pub trait Registrar: Sync {
+pub trait Registrar: Send + Sync {
     /// Where the client is reached.
     fn port(&self) -> Port;
 
@@ -138,6 +148,12 @@ pub trait Region: Send {
     /// Copies from `offset`. Panics if there are not as many bytes.
     fn read(&self, offset: usize, into: &mut [u8]);
 
+    /// The first byte in this process, for programs that fill memory in place. The pointer is good for [`Region::length`] bytes and
+    /// as long as the region; what it is used for is up to the caller. `None` if the memory is not this process's.
+    fn pointer(&mut self) -> Option<NonNull<u8>> {
+        None
+    }
+
     /// Gives the registration up and keeps the memory. It stays readable here; its key must be worthless from now on.
     fn deregister(&mut self) -> Result<(), MemoryError>;
 }
@@ -148,25 +164,30 @@ impl std::fmt::Debug for dyn Region {
     }
 }
 
-/// Memory that no server can reach, for transfers in HTTP bodies.
+impl std::fmt::Debug for dyn Registrar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registrar({:?})", self.port())
+    }
+}
+
+/// Memory that no server can reach, for transfers in HTTP bodies. It starts with a page.
 #[derive(Debug)]
-pub struct Plain(Vec<u8>);
+pub struct Plain(Mapping);
 
 impl Plain {
-    /// `length` zeros.
-    #[must_use]
-    pub fn new(length: usize) -> Self {
-        Self(vec![0; length])
+    /// `length` zeros, at least 1. Errors: [`MemoryError::Map`].
+    pub fn new(length: usize) -> Result<Self, MemoryError> {
+        Mapping::new(length, 0).map(Self)
     }
 }
 
 impl Region for Plain {
     fn address(&self) -> u64 {
-        self.0.as_ptr().addr() as u64
+        self.0.start().addr().get() as u64
     }
 
     fn length(&self) -> usize {
-        self.0.len()
+        self.0.length()
     }
 
     /// 0, which every server refuses.
@@ -175,11 +196,15 @@ impl Region for Plain {
     }
 
     fn write(&mut self, offset: usize, bytes: &[u8]) {
-        self.0[offset..][..bytes.len()].copy_from_slice(bytes);
+        self.0.write(offset, bytes);
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[offset..][..into.len()]);
+        self.0.read(offset, into);
+    }
+
+    fn pointer(&mut self) -> Option<NonNull<u8>> {
+        Some(self.0.start())
     }
 
     fn deregister(&mut self) -> Result<(), MemoryError> {

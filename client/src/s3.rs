@@ -255,6 +255,12 @@ pub struct Part {
     pub crc64nvme: String,
 }
 
+/// What CompleteMultipartUpload says.
+struct Completed {
+    etag: String,
+    crc64nvme: Option<String>,
+}
+
 /// A client of one server. It has one connection at a time and does one request at a time.
 #[derive(Debug)]
 pub struct Client {
@@ -413,13 +419,22 @@ impl Client {
         self.call(&Request::new("DELETE", bucket, key), None)?.check().map(|_| ())
     }
 
-    /// CreateMultipartUpload. Returns the upload's id.
+    /// CreateMultipartUpload of an object with a CRC64NVME. Returns the upload's id.
     pub fn create_upload(&mut self, bucket: &str, key: &str) -> Result<String, ClientError> {
         let request = Request::new("POST", bucket, key)
-            .query("uploads", "")
             .header("x-amz-checksum-algorithm", "CRC64NVME")
             .header("x-amz-checksum-type", "FULL_OBJECT");
-        let document = self.call(&request, None)?.check()?.document("InitiateMultipartUploadResult")?;
+        self.upload_of(request)
+    }
+
+    /// CreateMultipartUpload without checksums. Returns the upload's id.
+    pub fn create_plain_upload(&mut self, bucket: &str, key: &str) -> Result<String, ClientError> {
+        self.upload_of(Request::new("POST", bucket, key))
+    }
+
+    fn upload_of(&mut self, request: Request<'_>) -> Result<String, ClientError> {
+        let answer = self.call(&request.query("uploads", ""), None)?.check()?;
+        let document = answer.document("InitiateMultipartUploadResult")?;
         let id = document.text_of("UploadId").filter(|id| !id.is_empty());
         id.map(str::to_owned).ok_or_else(|| ClientError::BadAnswer("an upload without UploadId".into()))
     }
@@ -434,29 +449,52 @@ impl Client {
         parts: &[Part],
         crc64nvme: &str,
     ) -> Result<(String, Option<String>), ClientError> {
+        let parts = parts.iter().map(|Part { number, etag, crc64nvme }| (*number, &**etag, Some(&**crc64nvme)));
+        let request = Request::new("POST", bucket, key)
+            .header("x-amz-checksum-type", "FULL_OBJECT")
+            .header("x-amz-checksum-crc64nvme", crc64nvme);
+        let done = self.complete(request, id, parts)?;
+        Ok((done.etag, done.crc64nvme))
+    }
+
+    /// CompleteMultipartUpload of an upload without checksums: numbers and ETags of its parts, in order. Returns the object's ETag.
+    pub fn complete_plain_upload<'p>(
+        &mut self,
+        bucket: &str,
+        key: &str,
+        id: &str,
+        parts: impl Iterator<Item = (u32, &'p str)>,
+    ) -> Result<String, ClientError> {
+        let parts = parts.map(|(number, etag)| (number, etag, None));
+        Ok(self.complete(Request::new("POST", bucket, key), id, parts)?.etag)
+    }
+
+    fn complete<'p>(
+        &mut self,
+        request: Request<'_>,
+        id: &str,
+        parts: impl Iterator<Item = (u32, &'p str, Option<&'p str>)>,
+    ) -> Result<Completed, ClientError> {
         let mut document = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">".to_owned();
-        for Part { number, etag, crc64nvme } in parts {
+        for (number, etag, crc64nvme) in parts {
             let etag = xml::escape(etag);
-            document.push_str(&format!(
-                "<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag><ChecksumCRC64NVME>{crc64nvme}</ChecksumCRC64NVME></Part>"
-            ));
+            document.push_str(&format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag>"));
+            if let Some(crc64nvme) = crc64nvme {
+                document.push_str(&format!("<ChecksumCRC64NVME>{crc64nvme}</ChecksumCRC64NVME>"));
+            }
+            document.push_str("</Part>");
         }
         document.push_str("</CompleteMultipartUpload>");
-        let request = Request::new("POST", bucket, key)
-            .query("uploadId", id)
-            .header("content-type", "application/xml")
-            .header("x-amz-checksum-type", "FULL_OBJECT")
-            .header("x-amz-checksum-crc64nvme", crc64nvme)
-            .body(Body::Bytes(document.as_bytes()));
+        let request = request.query("uploadId", id).header("content-type", "application/xml");
         // S3 may answer 200 before it knows, and say in the document that it failed.
-        let answer = self.call(&request, None)?.check()?;
+        let answer = self.call(&request.body(Body::Bytes(document.as_bytes())), None)?.check()?;
         let done = answer.document("CompleteMultipartUploadResult");
         let done = match done {
             Err(_) if answer.document("Error").is_ok() => return Err(answer.refusal()?.into()),
             done => done?,
         };
         let etag = done.text_of("ETag").ok_or(Violation::NoEtag)?.to_owned();
-        Ok((etag, done.text_of("ChecksumCRC64NVME").map(str::to_owned)))
+        Ok(Completed { etag, crc64nvme: done.text_of("ChecksumCRC64NVME").map(str::to_owned) })
     }
 
     /// AbortMultipartUpload.

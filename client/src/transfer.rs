@@ -1,17 +1,14 @@
 //! Transfers by token: what the request says, what the answer must say, and when to take the body instead.
 
-use std::{fmt, time::Instant};
+use std::fmt;
 
 use rdma_token::{Descriptor, Qpn, Reply, Status, Token, TokenHeader, Transport, Window, names};
 
 use crate::{
     ClientError, Refusal, Violation,
     memory::{Port, Region},
-    s3::{Answer, Body, Client, Request},
+    s3::{Answer, Client, Request},
 };
-
-/// Bytes that are copied at a time between a region and an HTTP body.
-const PIECE: usize = 256 * 1024;
 
 /// Which form of token is sent (wire document, section 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -169,17 +166,7 @@ pub fn judge(answer: &Answer, asked: &Asked) -> Result<Verdict, ClientError> {
         };
     }
     let reply = reply.ok_or(Violation::NoReply(status))?;
-    let expected = if asked.range.is_some() { 206 } else { 200 };
-    if status != expected {
-        return Err(Violation::Status { got: status, expected }.into());
-    }
-    if let Some((first, last)) = asked.range {
-        let expected = format!("bytes {first}-{last}");
-        let got = answer.header("content-range")?.unwrap_or_default();
-        if got.split_once('/').is_none_or(|(range, _)| range != expected) {
-            return Err(Violation::ContentRange { got: got.to_owned(), expected }.into());
-        }
-    }
+    due(answer, asked)?;
     let counted = count(answer)?;
     if counted > asked.window {
         return Err(Violation::Overrun { counted, window: asked.window }.into());
@@ -193,6 +180,38 @@ pub fn judge(answer: &Answer, asked: &Asked) -> Result<Verdict, ClientError> {
         return Err(Violation::Body(answer.length).into());
     }
     Ok(Verdict::Moved(Moved { reply, bytes: counted, etag: answer.etag()? }))
+}
+
+/// Whether a success is the one that was asked for: 206 with the range in `content-range`, or 200.
+fn due(answer: &Answer, asked: &Asked) -> Result<(), Violation> {
+    let (got, expected) = (answer.status, if asked.range.is_some() { 206 } else { 200 });
+    if got != expected {
+        return Err(Violation::Status { got, expected });
+    }
+    if let Some((first, last)) = asked.range {
+        let expected = format!("bytes {first}-{last}");
+        let got = answer.header("content-range")?.unwrap_or_default();
+        if got.split_once('/').is_none_or(|(range, _)| range != expected) {
+            return Err(Violation::ContentRange { got: got.to_owned(), expected });
+        }
+    }
+    Ok(())
+}
+
+/// Judges the answer to a GET without a token: its status, its range, and the bytes of its body. A body of which nobody says
+/// where it ends may be cut off anywhere, and is none.
+///
+/// Errors: [`ClientError::Refused`], [`ClientError::Violation`], [`ClientError::BadAnswer`].
+pub fn judge_body(answer: Answer, asked: &Asked) -> Result<Answer, ClientError> {
+    let answer = answer.check()?;
+    due(&answer, asked)?;
+    if let Some(expected) = asked.bytes.filter(|bytes| *bytes != answer.length) {
+        return Err(Violation::WrongCount { counted: answer.length, expected }.into());
+    }
+    if answer.header("content-length")?.is_none() && answer.header("transfer-encoding")?.is_none() {
+        return Err(ClientError::BadAnswer("a body without content-length or transfer-encoding".into()));
+    }
+    Ok(answer)
 }
 
 /// Whether a reply and an HTTP status say the same.
@@ -238,179 +257,6 @@ impl Client {
         // A body that should not be there is counted, and not kept.
         let answer = self.call(&request, Some(&mut |_| Ok(())))?;
         Ok((judge(&answer, asked)?, answer))
-    }
-}
-
-/// How the bytes of a [`Session`] go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Route {
-    /// By RDMA, and by the body where a signal says so.
-    Rdma(Family, Port),
-    /// By the body.
-    Http,
-}
-
-/// A transfer of a [`Session`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transfer {
-    /// Bytes.
-    pub bytes: u64,
-    /// The object's ETag.
-    pub etag: String,
-    /// Why it went by the body, if it should not have.
-    pub fell_back: Option<(Signal, Refusal)>,
-    /// Whether it went by RDMA.
-    pub rdma: bool,
-    /// When the request began.
-    pub begin: Instant,
-    /// When its answer was complete.
-    pub end: Instant,
-    /// `x-amz-meta-crc32`, on a GET.
-    pub crc32: Option<String>,
-}
-
-/// A client, a region, and the way between server and region. Objects go from or to the region's first byte.
-pub struct Session {
-    client: Client,
-    region: Box<dyn Region>,
-    route: Route,
-}
-
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("region", &self.region).field("route", &self.route).finish_non_exhaustive()
-    }
-}
-
-/// What became of the attempt to transfer by RDMA.
-enum ByRdma {
-    NotAsked,
-    FallBack(Signal, Refusal),
-    Done(Transfer),
-}
-
-/// The header with which [`Session::put`] stores the CRC32 of an object, eight hex digits.
-const CRC32: &str = "x-amz-meta-crc32";
-
-impl Session {
-    /// Transfers between `client`'s server and `region`.
-    #[must_use]
-    pub fn new(client: Client, region: Box<dyn Region>, route: Route) -> Self {
-        Self { client, region, route }
-    }
-
-    /// The region.
-    #[must_use]
-    pub fn region(&self) -> &dyn Region {
-        &*self.region
-    }
-
-    /// The region, to be filled.
-    pub fn region_mut(&mut self) -> &mut dyn Region {
-        &mut *self.region
-    }
-
-    /// The client.
-    pub fn client(&mut self) -> &mut Client {
-        &mut self.client
-    }
-
-    /// Stores the first `length` bytes of the region, with their CRC32 as metadata.
-    pub fn put(&mut self, bucket: &str, key: &str, length: u64, crc32: &str) -> Result<Transfer, ClientError> {
-        let begin = Instant::now();
-        let request = || Request::new("PUT", bucket, key).header(CRC32, crc32);
-        let fell_back = match self.by_rdma(request(), Direction::Put, length, begin)? {
-            ByRdma::Done(transfer) => return Ok(transfer),
-            ByRdma::NotAsked => None,
-            ByRdma::FallBack(signal, refusal) => Some((signal, refusal)),
-        };
-        let region = &self.region;
-        let source = |offset: u64, piece: &mut [u8]| region.read(usize::try_from(offset).unwrap_or(usize::MAX), piece);
-        let answer = self.client.call(&request().body(Body::Stream(length, &source)), None)?.check()?;
-        let (etag, end) = (answer.etag()?, Instant::now());
-        Ok(Transfer { bytes: length, etag, fell_back, rdma: false, begin, end, crc32: None })
-    }
-
-    /// Fetches an object of `length` bytes into the region.
-    pub fn get(&mut self, bucket: &str, key: &str, length: u64) -> Result<Transfer, ClientError> {
-        let begin = Instant::now();
-        let request = || Request::new("GET", bucket, key);
-        let fell_back = match self.by_rdma(request(), Direction::Get, length, begin)? {
-            ByRdma::Done(transfer) => return Ok(transfer),
-            ByRdma::NotAsked => None,
-            ByRdma::FallBack(signal, refusal) => Some((signal, refusal)),
-        };
-        let (region, mut offset) = (&mut self.region, 0);
-        let mut sink = |piece: &[u8]| {
-            // Never behind the bytes that the object should have.
-            if piece.len() as u64 > length.saturating_sub(offset) {
-                return Err(format!("more than the {length} bytes that the object should have"));
-            }
-            region.write(usize::try_from(offset).unwrap_or(usize::MAX), piece);
-            offset += piece.len() as u64;
-            Ok(())
-        };
-        let answer = self.client.call(&request(), Some(&mut sink))?.check()?;
-        let end = Instant::now();
-        if answer.length != length {
-            return Err(Violation::WrongCount { counted: answer.length, expected: length }.into());
-        }
-        let (etag, crc32) = (answer.etag()?, answer.header(CRC32)?.map(str::to_owned));
-        Ok(Transfer { bytes: length, etag, fell_back, rdma: false, begin, end, crc32 })
-    }
-
-    fn by_rdma(
-        &mut self,
-        request: Request<'_>,
-        direction: Direction,
-        length: u64,
-        begin: Instant,
-    ) -> Result<ByRdma, ClientError> {
-        let Route::Rdma(family, port) = self.route else { return Ok(ByRdma::NotAsked) };
-        let window = Window { address: self.region.address(), length };
-        let token = mint(family, &port, self.region.rkey(), whole(self.region()), window);
-        let token = token.ok_or(ClientError::NoToken { family, qpn: port.qpn, length })?;
-        let asked = Asked { direction, range: None, window: length, bytes: Some(length) };
-        let (verdict, answer) = self.client.by_token(request, &token, &asked)?;
-        let end = Instant::now();
-        Ok(match verdict {
-            Verdict::FallBack(signal, refusal) => ByRdma::FallBack(signal, refusal),
-            Verdict::Moved(Moved { bytes, etag, .. }) => {
-                let crc32 = answer.header(CRC32)?.map(str::to_owned);
-                ByRdma::Done(Transfer { bytes, etag, fell_back: None, rdma: true, begin, end, crc32 })
-            }
-        })
-    }
-
-    /// Fills `length` bytes of the region from `offset` on with what `next` makes.
-    pub fn fill(&mut self, offset: u64, length: u64, mut next: impl FnMut(&mut [u8])) {
-        let mut piece = vec![0; PIECE];
-        pieces(offset, length, |at, n| {
-            let part = piece.get_mut(..n).unwrap_or_default();
-            next(part);
-            self.region.write(at, part);
-        });
-    }
-
-    /// Shows `length` bytes of the region from `offset` on to `see`.
-    pub fn look(&self, offset: u64, length: u64, mut see: impl FnMut(&[u8])) {
-        let mut piece = vec![0; PIECE];
-        pieces(offset, length, |at, n| {
-            let part = piece.get_mut(..n).unwrap_or_default();
-            self.region.read(at, part);
-            see(part);
-        });
-    }
-}
-
-/// Calls `each` with place and length of the pieces of `length` bytes from `offset` on.
-fn pieces(offset: u64, length: u64, mut each: impl FnMut(usize, usize)) {
-    let mut at = offset;
-    let end = offset.saturating_add(length);
-    while at < end {
-        let n = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
-        each(usize::try_from(at).unwrap_or(usize::MAX), n);
-        at += n as u64;
     }
 }
 
@@ -611,20 +457,28 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_filled_and_seen_in_pieces() {
-        let mut config = crate::s3::Config::new("http://127.0.0.1:9".parse().unwrap());
-        config.keep_alive = false;
-        let size = PIECE * 2 + 17;
-        let plain = Box::new(crate::memory::Plain::new(size));
-        let mut session = Session::new(Client::new(config).unwrap(), plain, Route::Http);
-        let mut lengths = Vec::new();
-        session.fill(10, (size - 10) as u64, |piece| {
-            lengths.push(piece.len());
-            piece.fill(u8::try_from(lengths.len()).unwrap());
-        });
-        assert_eq!(lengths, [PIECE, PIECE, 7]);
-        let mut seen = Vec::new();
-        session.look(0, size as u64, |piece| seen.extend_from_slice(piece));
-        assert_eq!((seen.len(), &seen[..10], seen[10], seen[size - 1]), (size, &[0; 10][..], 1, 3));
+    fn bodies_are_judged_by_status_range_and_length() {
+        let body = |status, headers: &[(&str, &str)], length| Answer { length, ..answer(status, headers, "") };
+        let whole = body(200, &[("content-length", "4096")], 4096);
+        assert_eq!(judge_body(whole.clone(), &GET).unwrap(), whole);
+        assert!(judge_body(body(200, &[("transfer-encoding", "chunked")], 4096), &GET).is_ok());
+        let violation = |answer, asked: &Asked| match judge_body(answer, asked) {
+            Err(ClientError::Violation(violation)) => violation,
+            other => panic!("{other:?}"),
+        };
+        let short = body(200, &[("content-length", "4095")], 4095);
+        assert_eq!(violation(short, &GET), Violation::WrongCount { counted: 4095, expected: 4096 });
+        assert_eq!(
+            violation(Answer { status: 206, ..whole.clone() }, &GET),
+            Violation::Status { got: 206, expected: 200 }
+        );
+        let ranged = Asked { range: Some((1024, 1535)), bytes: Some(512), ..GET };
+        let part = |range| body(206, &[("content-length", "512"), ("content-range", range)], 512);
+        assert!(judge_body(part("bytes 1024-1535/4096"), &ranged).is_ok());
+        assert!(matches!(violation(part("bytes 0-511/4096"), &ranged), Violation::ContentRange { .. }));
+        assert_eq!(violation(whole, &ranged), Violation::Status { got: 200, expected: 206 });
+        // One that ends with the connection.
+        let error = judge_body(body(200, &[], 4096), &GET).unwrap_err().to_string();
+        assert_eq!(error, "bad answer: a body without content-length or transfer-encoding");
     }
 }

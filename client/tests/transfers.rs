@@ -7,32 +7,31 @@ use std::sync::Arc;
 
 use common::{BUCKET, MIB, Server, Setup, Table, Tamper, Trick, Tricky, change};
 use ernic_client::{
-    ClientError, Violation,
-    bench::{self, BenchError, Only, Plan, Row, Sample},
+    ClientError, Session, Violation,
+    bench::{self, BenchError, Only, Plan, Row, Sample, Worker},
     counters::Counters,
-    memory::{Layout, Plain, Registrar},
-    s3::{Client, Config},
-    transfer::{Direction, Family, Route, Session, Signal},
+    s3::Config,
+    transfer::{Direction, Family, Signal},
 };
 use ernic_store::Store;
 use rdma_token::testing::Regions;
 
-/// A session that transfers by RDMA, with a region of `length` bytes.
-fn session(server: &Server, table: &Table, family: Family, length: usize) -> Session {
-    let region = table.register(Layout::aligned(length)).unwrap();
-    Session::new(server.client(), region, Route::Rdma(family, table.port()))
+/// A worker that transfers by RDMA, with a buffer of `length` bytes.
+fn session(server: &Server, table: &Table, family: Family, length: usize) -> Worker {
+    let session = Session::with_config(server.config(), Some(Arc::new(table.clone())), length as u64).unwrap();
+    Worker::new(session.with_tokens(family)).unwrap()
 }
 
 /// One that transfers by the body.
-fn plain(server: &Server, length: usize) -> Session {
-    Session::new(server.client(), Box::new(Plain::new(length)), Route::Http)
+fn plain(server: &Server, length: usize) -> Worker {
+    Worker::new(Session::with_config(server.config(), None, length as u64).unwrap()).unwrap()
 }
 
 fn plan(size: usize, iterations: u32, only: Only) -> Plan {
     Plan { bucket: BUCKET.into(), key: "key".into(), size: size as u64, iterations, only }
 }
 
-fn run(plan: &Plan, sessions: &mut [Session]) -> Result<Vec<Sample>, BenchError> {
+fn run(plan: &Plan, sessions: &mut [Worker]) -> Result<Vec<Sample>, BenchError> {
     let mut seen = 0;
     let samples = bench::run(plan, sessions, &mut |_| seen += 1)?;
     assert_eq!(seen, samples.len());
@@ -67,7 +66,7 @@ fn iterations_go_by_rdma_and_are_counted() {
             assert_eq!((row.n, row.rdma, row.http), (3, 3, 0));
             assert!(row.min_us > 0.0 && row.min_us <= row.p50_us && row.p50_us <= row.max_us && row.gbps > 0.0);
         }
-        assert_eq!(sessions[0].client().connections(), 1, "one connection is kept");
+        assert_eq!(sessions[0].session().client().connections(), 1, "one connection is kept");
     }
 }
 
@@ -230,8 +229,8 @@ fn one_session_that_fails_does_not_keep_the_others_waiting() {
     let regions = Regions::new();
     let (server, table) = (Server::over(&regions), Table::new(&regions));
     let mut sessions: Vec<_> = (0..2).map(|_| session(&server, &table, Family::A, 4096)).collect();
-    let lost = Client::new(Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-    sessions.push(Session::new(lost, Box::new(Plain::new(4096)), Route::Http));
+    let lost = Session::new("http://127.0.0.1:1".parse().unwrap(), None, None, 4096).unwrap();
+    sessions.push(Worker::new(lost).unwrap());
     let error = request_error(run(&plan(4096, 5, Only::Both), &mut sessions));
     assert!(matches!(error, ClientError::Connect { .. }), "{error}");
     assert_eq!(server.counts()[0], 10, "the others made all of theirs");
@@ -276,10 +275,10 @@ fn an_object_of_another_size_is_an_error() {
 fn connections_are_kept_or_not() {
     let regions = Regions::new();
     let (server, table) = (Server::over(&regions), Table::new(&regions));
-    let region = table.register(Layout::aligned(4096)).unwrap();
-    let client = Client::new(Config { keep_alive: false, ..server.config() }).unwrap();
-    let mut sessions = [Session::new(client, region, Route::Rdma(Family::A, table.port()))];
+    let config = Config { keep_alive: false, ..server.config() };
+    let session = Session::with_config(config, Some(Arc::new(table)), 4096).unwrap();
+    let mut sessions = [Worker::new(session).unwrap()];
     run(&plan(4096, 3, Only::Both), &mut sessions).unwrap();
-    assert_eq!(sessions[0].client().connections(), 6);
+    assert_eq!(sessions[0].session().client().connections(), 6);
     assert_eq!(server.service.metrics().connections(), 6);
 }

@@ -7,6 +7,7 @@
 mod abi;
 
 use std::{
+    env,
     ffi::{CStr, c_int, c_uint, c_void},
     fmt, io,
     mem::ManuallyDrop,
@@ -15,11 +16,10 @@ use std::{
     sync::Arc,
 };
 
-use memmap2::MmapMut;
-
 use crate::{
     gid::{self, GidEntry, GidType},
-    memory::{Layout, MemoryError, PAGE, Port, Region, Registrar},
+    mapping::Mapping,
+    memory::{Layout, MemoryError, Port, Region, Registrar},
 };
 
 /// Name of the library; the number is its ABI.
@@ -101,6 +101,11 @@ impl Drop for Inner {
     }
 }
 
+/// Whether verbs exist where this program runs, with the structures that [`abi`] declares: on Linux, with 64-bit pointers.
+fn supported(os: &str, bits: u32) -> Result<(), MemoryError> {
+    if os == "linux" && bits == 64 { Ok(()) } else { Err(MemoryError::Platform(format!("{os}, {bits} bits"))) }
+}
+
 /// What the loader says: the error itself only says which of its functions failed.
 fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
@@ -137,8 +142,9 @@ fn verb_error(verb: &'static str, source: io::Error) -> MemoryError {
 }
 
 impl Device {
-    /// Opens a device. Errors: all kinds but [`MemoryError::Map`].
+    /// Opens a device. Errors: all kinds but [`MemoryError::Map`] and [`MemoryError::Unaligned`].
     pub fn open(options: &Options) -> Result<Self, MemoryError> {
+        supported(env::consts::OS, usize::BITS)?;
         // SAFETY: the initialisers of libibverbs only set up its own tables.
         let library = unsafe { libloading::Library::new(LIBRARY) };
         // SAFETY: the name, with its ABI number, is libibverbs'.
@@ -298,12 +304,7 @@ impl Registrar for Device {
 
     fn register(&self, layout: Layout) -> Result<Box<dyn Region>, MemoryError> {
         let Layout { length, offset, rights } = layout;
-        let map = |source| MemoryError::Map { length, source };
-        let size = length.checked_add(offset).filter(|_| length > 0 && offset < PAGE);
-        let size = size.ok_or_else(|| map(io::ErrorKind::InvalidInput.into()))?;
-        let mut memory = MmapMut::map_anon(size).map_err(map)?;
-        // SAFETY: within the mapping. The slice that the pointer comes from is not used again, here or anywhere.
-        let start = unsafe { NonNull::new_unchecked(memory.as_mut_ptr().add(offset)) };
+        let memory = Mapping::new(length, offset)?;
         let mut access = abi::ACCESS_LOCAL_WRITE;
         if rights.remote_read {
             access |= abi::ACCESS_REMOTE_READ;
@@ -311,14 +312,14 @@ impl Registrar for Device {
         if rights.remote_write {
             access |= abi::ACCESS_REMOTE_WRITE;
         }
-        let pointer = start.as_ptr().cast::<c_void>();
+        let pointer = memory.start().as_ptr().cast::<c_void>();
         // SAFETY: the bytes are mapped, and stay so until they have been deregistered.
         let mr = unsafe { (self.inner.functions.ibv_reg_mr)(self.inner.pd, pointer, length, access) };
         let mr = NonNull::new(mr).ok_or_else(|| failed("ibv_reg_mr"))?;
         // SAFETY: the library wrote the structure and keeps it until the region is deregistered.
         let rkey = unsafe { mr.as_ref().rkey };
         let device = Arc::clone(&self.inner);
-        Ok(Box::new(Registered { device, mr: Some(mr), memory: ManuallyDrop::new(memory), start, length, rkey }))
+        Ok(Box::new(Registered { device, mr: Some(mr), memory: ManuallyDrop::new(memory), rkey }))
     }
 }
 
@@ -327,34 +328,20 @@ struct Registered {
     device: Arc<Inner>,
     mr: Option<NonNull<abi::Mr>>,
     /// Unmapped only once it is not registered any more.
-    memory: ManuallyDrop<MmapMut>,
-    start: NonNull<u8>,
-    length: usize,
+    memory: ManuallyDrop<Mapping>,
     rkey: u32,
 }
 
 // SAFETY: the mapping belongs to this structure alone, and libibverbs may be called from any thread.
 unsafe impl Send for Registered {}
 
-impl Registered {
-    /// Panics unless `length` bytes at `offset` are in the region.
-    fn check(&self, offset: usize, length: usize) {
-        let room = self.length.checked_sub(offset);
-        assert!(
-            room.is_some_and(|room| length <= room),
-            "{length} bytes at {offset} of a region of {} bytes",
-            self.length
-        );
-    }
-}
-
 impl Region for Registered {
     fn address(&self) -> u64 {
-        self.start.as_ptr().addr() as u64
+        self.memory.start().addr().get() as u64
     }
 
     fn length(&self) -> usize {
-        self.length
+        self.memory.length()
     }
 
     fn rkey(&self) -> u32 {
@@ -362,18 +349,15 @@ impl Region for Registered {
     }
 
     fn write(&mut self, offset: usize, bytes: &[u8]) {
-        self.check(offset, bytes.len());
-        // SAFETY: in the mapping, which nobody has a reference to; `bytes` is elsewhere. The device may read at the same time: then
-        // it reads either byte.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), bytes.len()) }
+        self.memory.write(offset, bytes);
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        self.check(offset, into.len());
-        // SAFETY: in the mapping, which nobody has a reference to; `into` is elsewhere. The pointer is known to the library, so that
-        // the compiler takes no byte for one that it has seen before. The device may write at the same time: a server that does so
-        // after its answer makes either byte come out.
-        unsafe { ptr::copy_nonoverlapping(self.start.as_ptr().add(offset), into.as_mut_ptr(), into.len()) }
+        self.memory.read(offset, into);
+    }
+
+    fn pointer(&mut self) -> Option<NonNull<u8>> {
+        Some(self.memory.start())
     }
 
     fn deregister(&mut self) -> Result<(), MemoryError> {
@@ -411,6 +395,16 @@ mod tests {
             text.starts_with("cannot use libibverbs.so.1: libibverbs.so.1") && text.contains("install rdma-core");
         let device = text.starts_with("no RDMA device 'no_such_device'; ");
         assert!(library || device || text.starts_with("ibv_get_device_list failed: "), "{text}");
+    }
+
+    #[test]
+    fn platforms_without_verbs_are_refused_by_name() {
+        assert!(supported("linux", 64).is_ok());
+        for (os, bits) in [("macos", 64), ("windows", 64), ("linux", 32)] {
+            let text = supported(os, bits).unwrap_err().to_string();
+            let due = format!("RDMA is not supported on this platform ({os}, {bits} bits): ");
+            assert!(text.starts_with(&due), "{text}");
+        }
     }
 
     #[test]

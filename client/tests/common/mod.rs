@@ -27,7 +27,7 @@ use ernic_store::{MemoryConfig, MemoryStore};
 use hyper::rt::ReadBufCursor;
 use rdma_token::{RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, TokenHeader, Window, testing::Regions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use s3_proto::{Impairment, RdmaConfig, S3Config, S3Service, Timers};
+use s3_proto::{Credentials, Impairment, RdmaConfig, S3Config, S3Service, Timers};
 
 pub const BUCKET: &str = "bench";
 pub const MIB: usize = 1 << 20;
@@ -39,6 +39,8 @@ pub type Tamper = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
 /// How a [`Server`] is made.
 pub struct Setup {
+    /// Access and secret key that requests must be signed with; anybody may do anything without.
+    pub keys: Option<(&'static str, &'static str)>,
     /// What tokens name; RDMA is off without.
     pub memory: Option<Arc<dyn RemoteMemory>>,
     /// As of the server's `--fault`.
@@ -49,7 +51,7 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { memory: None, faults: None, tamper: None, max_part: 256 << 20 }
+        Self { keys: None, memory: None, faults: None, tamper: None, max_part: 256 << 20 }
     }
 }
 
@@ -68,6 +70,11 @@ impl Server {
         assert!(store.create_bucket(BUCKET));
         let config = S3Config { max_part: setup.max_part, ..S3Config::default() };
         let mut builder = S3Service::builder(Arc::clone(&store) as _, config);
+        if let Some((access, secret)) = setup.keys {
+            let mut credentials = Credentials::new();
+            credentials.add(access, secret).unwrap();
+            builder = builder.with_credentials(credentials);
+        }
         if let Some(memory) = setup.memory {
             let mut rdma = RdmaConfig::new(Ipv4Addr::LOCALHOST);
             if let Some(faults) = setup.faults {
@@ -294,14 +301,15 @@ pub fn change(head: &str, name: &str, new: impl Fn(&str) -> Option<String>) -> S
 // ---------------------------------------------------------------- the memory
 
 /// Registers memory in a table of this process.
+#[derive(Clone)]
 pub struct Table {
     pub regions: Regions,
-    next: Mutex<u64>,
+    next: Arc<Mutex<u64>>,
 }
 
 impl Table {
     pub fn new(regions: &Regions) -> Self {
-        Self { regions: regions.clone(), next: Mutex::new(0x7f11_2233_4000) }
+        Self { regions: regions.clone(), next: Arc::new(Mutex::new(0x7f11_2233_4000)) }
     }
 }
 

@@ -8,16 +8,18 @@ use std::{
     fs::File,
     io::{self, Write},
     process::ExitCode,
+    sync::Arc,
 };
 
 use ernic_client::{
-    bench::{self, Plan, Row},
+    Session,
+    bench::{self, Plan, Row, Worker},
     counters::Counters,
     functional,
-    memory::{Layout, Plain, Region, Registrar},
+    memory::Registrar,
     s3::Client,
     size,
-    transfer::{Direction, Family, Route, Session},
+    transfer::{Direction, Family},
     verbs::Device,
 };
 use options::{Options, Switch};
@@ -79,26 +81,20 @@ fn measure(options: &Options) -> Result<(), Failure> {
         "endpoint={} bucket={} key={} n={} connections={} keep-alive={keep_alive} auth={auth}",
         options.endpoint, options.bucket, options.key, options.iterations, options.connections
     ))?;
-    let device = if options.std_s3 {
+    let device: Option<Arc<dyn Registrar>> = if options.std_s3 {
         say("mode=standard-s3")?;
         None
     } else {
         say("mode=host-memory-cuobject-token")?;
-        Some(open(options)?)
+        Some(Arc::new(open(options)?))
     };
 
     // One buffer for each connection, large enough for the largest object, registered once.
     let most = sizes.iter().copied().max().unwrap_or_default();
-    let length = usize::try_from(most)?;
-    let mut sessions = Vec::new();
+    let mut workers = Vec::new();
     for _ in 0..options.connections {
-        let (region, route): (Box<dyn Region>, _) = match &device {
-            Some(device) => {
-                (device.register(Layout::aligned(length))?, Route::Rdma(options.token.into(), device.port()))
-            }
-            None => (Box::new(Plain::new(length)), Route::Http),
-        };
-        sessions.push(Session::new(Client::new(config.clone())?, region, route));
+        let session = Session::with_config(config.clone(), device.clone(), most)?;
+        workers.push(Worker::new(session.with_tokens(options.token.into()))?);
     }
 
     let mut client = Client::new(config)?;
@@ -115,7 +111,7 @@ fn measure(options: &Options) -> Result<(), Failure> {
         };
         say(&format!("size={size} ({})", size::text(size)))?;
         let mut broken = Ok(());
-        let some = bench::run(&plan, &mut sessions, &mut |sample| {
+        let some = bench::run(&plan, &mut workers, &mut |sample| {
             if broken.is_ok() {
                 broken = say(&sample.to_string());
             }
