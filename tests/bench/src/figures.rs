@@ -19,6 +19,7 @@ use crate::{
     limits, rdma, serve,
     server::Server,
     stats::{Samples, bandwidth, gbps, latency, median, round},
+    verbs,
 };
 
 /// One key of the schema.
@@ -62,7 +63,7 @@ pub const fn at_least(field: &'static str, limit: f64) -> Goal {
 
 /// All figures, in the order in which they are taken.
 pub fn all() -> impl Iterator<Item = &'static Figure> {
-    FIGURES.iter().chain(rdma::FIGURES).chain(serve::FIGURES)
+    FIGURES.iter().chain(rdma::FIGURES).chain(verbs::FIGURES).chain(serve::FIGURES)
 }
 
 /// What the guest does without RDMA.

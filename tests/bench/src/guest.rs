@@ -28,7 +28,8 @@ pub fn driver(server: &Server) -> anyhow::Result<Ionic<GuestBus>> {
     driver_with(server, RAM)
 }
 
-fn driver_with(server: &Server, ram: usize) -> anyhow::Result<Ionic<GuestBus>> {
+/// As [`driver`], with so much memory.
+pub fn driver_with(server: &Server, ram: usize) -> anyhow::Result<Ionic<GuestBus>> {
     let start = Instant::now();
     let client = loop {
         match Client::connect(server.socket()) {

@@ -12,6 +12,7 @@ mod report;
 mod serve;
 mod server;
 mod stats;
+mod verbs;
 
 use std::{fs, path::PathBuf, process::ExitCode};
 

@@ -572,21 +572,31 @@ impl Verbs {
         Ok(())
     }
 
+    /// Tells the device how far completions were taken out, if it does not know.
+    ///
+    /// # Errors
+    /// The bus failed.
+    pub fn tell_cq<B: Bus>(&mut self, nic: &mut Ionic<B>, cq: u32) -> Result<(), DriverError> {
+        let slot = self.identity.cq_qtype.qtype;
+        let cq = self.cq(cq)?;
+        for ring in cq.rings.iter_mut().filter(|ring| ring.told != ring.at) {
+            ring.told = ring.at;
+            nic.doorbell(cq.page, slot, Doorbell { p_index: ring.at, ring: CQ_RING_CONS, qid: ring.number })?;
+        }
+        Ok(())
+    }
+
     /// Asks for an event with the next completion, or the next solicited one or error (`ibv_req_notify_cq`, and the poll after
     /// it that lets libionic do it).
     ///
     /// # Errors
     /// The bus failed.
     pub fn arm_cq<B: Bus>(&mut self, nic: &mut Ionic<B>, cq: u32, solicited: bool) -> Result<(), DriverError> {
+        self.tell_cq(nic, cq)?;
         let slot = self.identity.cq_qtype.qtype;
         let cq = self.cq(cq)?;
         let ring = if solicited { CQ_RING_SOL } else { CQ_RING_ARM };
         for cq_ring in &mut cq.rings {
-            if cq_ring.told != cq_ring.at {
-                cq_ring.told = cq_ring.at;
-                let told = Doorbell { p_index: cq_ring.at, ring: CQ_RING_CONS, qid: cq_ring.number };
-                nic.doorbell(cq.page, slot, told)?;
-            }
             cq_ring.arms = cq_ring.arms.wrapping_add(1);
             cq_ring.armed = true;
             nic.doorbell(cq.page, slot, Doorbell { p_index: cq_ring.arms, ring, qid: cq_ring.number })?;

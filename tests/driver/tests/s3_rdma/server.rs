@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -56,11 +56,28 @@ impl Server {
 
     fn with(backend: &str, options: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("nic");
+        let socket = dir.path().join("nic").to_str().unwrap().to_owned();
+        let arguments = [&["ernic", "-s", &socket, "-b", backend, "-L", "debug"], options].concat();
+        Self::spawn(dir, &arguments, "attach QEMU")
+    }
+
+    /// The service without a NIC, and where on the loopback it is.
+    fn on_loopback(backend: &str) -> (Self, SocketAddr) {
+        let arguments = ["ernic", "serve", "--listen", "127.0.0.1:0", "-b", backend, "-L", "info"];
+        let server = Self::spawn(tempfile::tempdir().unwrap(), &arguments, "try: curl");
+        let log = server.log();
+        let address = log.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap();
+        let address = address.parse().unwrap();
+        (server, address)
+    }
+
+    fn spawn(dir: tempfile::TempDir, arguments: &[&str], ready: &str) -> Self {
         let log = fs::File::create(dir.path().join("log")).unwrap();
-        let mut arguments = vec!["ernic", "-s", socket.to_str().unwrap(), "-b", backend, "-L", "debug"];
-        arguments.extend(options);
-        let child = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"] {
+            command.env_remove(name);
+        }
+        let child = command
             .args(["--exact", "server::server_process", "--nocapture"])
             .env(ARGUMENTS, arguments.join("\n"))
             .stdin(Stdio::null())
@@ -70,11 +87,18 @@ impl Server {
             .unwrap();
         let mut server = Self { dir, child };
         let end = Instant::now() + LONG;
-        while !server.log().contains("attach QEMU") {
+        while !server.log().contains(ready) {
             assert!(server.child.try_wait().unwrap().is_none() && Instant::now() < end, "{}", server.log());
             std::thread::sleep(Duration::from_millis(2));
         }
         server
+    }
+
+    /// Memory of its own, bytes: guest memory and what it shares with others do not count.
+    fn memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
     fn log(&self) -> String {
@@ -307,41 +331,75 @@ fn a_token_takes_the_whole_way() {
     assert!(!log.contains(" WARN ") && !log.contains(" ERROR "), "{log}");
 }
 
-/// The store waits for a disk, and the device for nothing: payloads move between guest memory and files while registers and
-/// the admin queue answer, and outlive the server.
+/// A store waits for what is behind it, and the device for nothing: payloads move between guest memory and the store while
+/// registers and the admin queue answer, through little memory. Returns the store's object.
+fn a_store_that_waits_takes_the_whole_way(server: &Server) -> Vec<u8> {
+    let mut client = server.guest();
+    let content = pattern(40_000_001);
+    let source = client.buffer(&content, Placement::Scattered);
+    let target = client.buffer(&vec![BLANK; content.len()], Placement::Huge);
+    let small = UserMem::new(client.net.nic.bus.ram(), BASE, 4096, Placement::Contiguous).unwrap();
+    for (method, buffer) in [("PUT", &source), ("GET", &target)] {
+        let before = server.memory();
+        client.send(&Client::head(method, "/ernic/k", Some(&buffer.whole(Family::C)), ""));
+        let (mut asked, mut most) = (0, before);
+        let end = Instant::now() + LONG;
+        while !client.net.socket(client.connection).can_recv() {
+            assert!(Instant::now() < end, "no answer to the {method}");
+            let mr = client.verbs.reg_mr(&mut client.net.nic, client.pd, &RegMr::all(&small, ALL)).unwrap();
+            client.verbs.dereg_mr(&mut client.net.nic, mr.key).unwrap();
+            asked += 1;
+            most = most.max(server.memory());
+            client.turn();
+        }
+        moved(&client.answer(), 200, content.len());
+        assert!(asked > 1, "the device answered only {asked} times while the bytes moved");
+        assert!(most - before < 16 << 20, "{method} of 40 MB took {} bytes of memory", most - before);
+        assert!(buffer.mem.content() == content && buffer.mem.intact());
+    }
+    let size = content.len() as f64;
+    assert_eq!(client.counts(), [1.0, size, 1.0, size, 0.0, 0.0]);
+    content
+}
+
+/// What a server said must be nothing to worry about.
+fn quiet(server: Server) {
+    let log = server.stop();
+    assert!(!log.contains(" WARN ") && !log.contains(" ERROR "), "{log}");
+}
+
 #[test]
 fn a_store_on_disk_takes_the_whole_way() {
     let dir = tempfile::tempdir().unwrap();
     let backend = format!("s3:size=256M,store=disk:{}", dir.path().join("store").display());
     let server = Server::with(&backend, &[]);
-    let mut client = server.guest();
-    let content = pattern(20_000_001);
-    let source = client.buffer(&content, Placement::Scattered);
-    let small = UserMem::new(client.net.nic.bus.ram(), BASE, 4096, Placement::Contiguous).unwrap();
-    client.send(&Client::head("PUT", "/ernic/k", Some(&source.whole(Family::C)), ""));
-    let mut asked = 0;
-    let end = Instant::now() + LONG;
-    while !client.net.socket(client.connection).can_recv() {
-        assert!(Instant::now() < end, "no answer to the PUT");
-        let mr = client.verbs.reg_mr(&mut client.net.nic, client.pd, &RegMr::all(&small, ALL)).unwrap();
-        client.verbs.dereg_mr(&mut client.net.nic, mr.key).unwrap();
-        asked += 1;
-        client.turn();
-    }
-    moved(&client.answer(), 200, content.len());
-    assert!(asked > 1, "the device answered only {asked} times while the bytes moved");
-    assert!(source.mem.content() == content && source.mem.intact());
-    let target = client.buffer(&vec![BLANK; content.len()], Placement::Huge);
-    let (response, _) = client.call("GET", "/ernic/k", Some(&target.whole(Family::C)), "");
-    moved(&response, 200, content.len());
-    assert!(target.mem.content() == content && target.mem.intact());
-    drop(client);
-    let log = server.stop();
-    assert!(!log.contains(" WARN ") && !log.contains(" ERROR "), "{log}");
-
+    let content = a_store_that_waits_takes_the_whole_way(&server);
+    quiet(server);
+    // It outlives the server.
     let server = Server::with(&backend, &[]);
-    let mut client = server.guest();
-    assert!(client.get_body("/ernic/k") == content);
+    assert!(server.guest().get_body("/ernic/k") == content);
+}
+
+#[test]
+fn a_store_elsewhere_takes_the_whole_way() {
+    let (behind, address) = Server::on_loopback("s3:size=256M");
+    let server = Server::with(&format!("s3:store=remote:s3+http://{address}"), &[]);
+    let content = a_store_that_waits_takes_the_whole_way(&server);
+    quiet(server);
+    // It is there, and not here.
+    let server = Server::with(&format!("s3:store=remote:s3+http://{address}"), &[]);
+    assert!(server.guest().get_body("/ernic/k") == content);
+    quiet(server);
+    quiet(behind);
+}
+
+#[test]
+fn a_store_in_a_folder_takes_the_whole_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::with(&format!("s3:store=dir:{}", dir.path().display()), &[]);
+    let content = a_store_that_waits_takes_the_whole_way(&server);
+    quiet(server);
+    assert!(fs::read(dir.path().join("k")).unwrap() == content);
 }
 
 /// Tokens that reach for what they may not: refused by the rules, nothing moves, nothing counts as moved.
