@@ -492,7 +492,7 @@ mod tests {
     fn keys_are_those_of_the_schema_once_each() {
         let keys: BTreeSet<&str> = all().map(|figure| figure.key).collect();
         assert_eq!(keys.len(), all().count());
-        assert_eq!(keys.len(), 10 + 15 + 13);
+        assert_eq!(keys.len(), 10 + 15 + 7 + 13);
     }
 
     #[test]
