@@ -362,6 +362,10 @@ fn list(bench: &Bench, keep: Keep) -> anyhow::Result<Map<String, Value>> {
         // What is on disk is there again.
         if keep == Keep::Memory || number == 0 {
             fill(&server)?;
+            if keep == Keep::Disk {
+                // The server is killed in the end, and the last second of `durability=os` would go with it.
+                thread::sleep(Duration::from_secs(3));
+            }
         }
         let firsts: Vec<usize> = (0..pages).map(|_| random() % (count - PAGE)).collect();
         let path = |n: usize| format!("/{BUCKET}?list-type=2&start-after={}", escape(&key(n)));
