@@ -291,6 +291,8 @@ impl Suite<'_> {
         self.seed = self.seed.wrapping_add(1);
         let mut content = vec![0; length];
         fastrand::Rng::with_seed(self.seed).fill(&mut content);
+        // A byte that memory holds before the transfer would not tell whether it came.
+        content.iter_mut().filter(|byte| **byte == POISON).for_each(|byte| *byte = !POISON);
         content
     }
 
