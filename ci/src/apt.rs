@@ -8,7 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::process;
+use crate::cache::Cache;
+use crate::{process, say};
 
 /// One package file that apt would download.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -241,6 +242,26 @@ impl Apt {
         process::output(self.command("apt-get").args(["-qq", "update"]))
             .context("cannot fetch Debian's package indexes")?;
         Ok(())
+    }
+
+    /// The folder that `attempt` makes of packages. Where it fails, the lists are updated first and it is tried again: what
+    /// was looked up earlier may be gone from the mirror, or nothing was looked up yet. Where that fails too, the folder of an
+    /// earlier day in the cache's `under` that has the file `whole`.
+    ///
+    /// # Errors
+    /// That of the last attempt, when there is no such folder.
+    pub fn newest(
+        &self,
+        cache: &Cache,
+        what: &str,
+        (under, whole): (&str, &str),
+        attempt: impl Fn() -> Result<PathBuf>,
+    ) -> Result<PathBuf> {
+        attempt().or_else(|_| self.update().and_then(|()| attempt())).or_else(|error| {
+            let kept = cache.kept(under, whole).ok_or(error)?;
+            say!("the newest {what} cannot be had; going on with {}", kept.display());
+            Ok(kept)
+        })
     }
 
     /// Names of known packages that start with `prefix`.

@@ -14,6 +14,9 @@ pub struct Cache {
     _lock: File,
 }
 
+/// What the names of folders end with that are being filled.
+const PARTIAL: &str = "partial";
+
 /// `$ERNIC_CACHE`, else `$XDG_CACHE_HOME/ernic`, else `~/.cache/ernic`.
 ///
 /// # Errors
@@ -61,7 +64,7 @@ impl Cache {
         if path.is_dir() {
             return Ok(path);
         }
-        let partial = self.path(format!("{name}.partial"));
+        let partial = self.path(format!("{name}.{PARTIAL}"));
         if partial.exists() {
             fs::remove_dir_all(&partial)?;
         }
@@ -73,6 +76,13 @@ impl Cache {
         }
         fs::rename(&partial, &path)?;
         Ok(path)
+    }
+
+    /// A folder of an earlier day in `under` that has the file `whole`: the last by name.
+    pub fn kept(&self, under: &str, whole: &str) -> Option<PathBuf> {
+        let folders = fs::read_dir(self.path(under)).into_iter().flatten().flatten().map(|entry| entry.path());
+        // One that is being filled, or was when its run was killed, is not whole.
+        folders.filter(|p| p.extension().is_none_or(|e| e != PARTIAL) && p.join(whole).is_file()).max()
     }
 
     /// Removes the folders in `under` whose names are not in `keep`.
@@ -104,6 +114,10 @@ mod tests {
         let made = cache.folder("parts/a", |partial| Ok(fs::write(partial.join("whole"), "")?)).unwrap();
         assert!(made.join("whole").exists());
         assert_eq!(cache.folder("parts/a", |_| unreachable!()).unwrap(), made);
+        assert_eq!(cache.kept("parts", "half"), None);
+        fs::create_dir(cache.path("parts/b.partial")).unwrap();
+        fs::write(cache.path("parts/b.partial/whole"), "").unwrap();
+        assert_eq!(cache.kept("parts", "whole"), Some(made.clone()));
         cache.prune("parts", &["b".to_owned()]);
         assert!(!made.exists());
     }

@@ -1,16 +1,16 @@
 //! File systems for the disks of guests, by Debian's e2fsprogs, run from the cache.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
 use crate::apt::Apt;
 use crate::cache::Cache;
 use crate::guest::{self, recipe};
+use crate::process;
 use crate::progress::{Step, megabytes, tree_bytes};
 use crate::tree::Tree;
-use crate::{process, say};
 
 /// The package with the programs.
 const PACKAGE: &str = "e2fsprogs";
@@ -27,7 +27,7 @@ impl Ext4 {
     pub fn acquire(mirror: Option<&str>) -> Result<Self> {
         let cache = Cache::open()?;
         let apt = Apt::open(cache.path("apt"), mirror, &recipe::SUITES, recipe::PINS)?;
-        let attempt = || -> Result<Tree> {
+        let attempt = || -> Result<PathBuf> {
             let debs = apt.resolve(&[PACKAGE], true)?;
             let name = format!("{PACKAGE}-{}", guest::digest(&guest::list(&debs)));
             let folder = cache.folder(&format!("ext4/{name}"), |partial| {
@@ -40,16 +40,10 @@ impl Ext4 {
                 Ok(())
             })?;
             cache.prune("ext4", &[name]);
-            Ok(Tree::at(folder.join("tree")))
+            Ok(folder)
         };
-        // What was looked up earlier may be gone from the mirror, or nothing was looked up yet.
-        let made = attempt().or_else(|_| apt.update().and_then(|()| attempt()));
-        made.map(Self).or_else(|error| {
-            let kept = fs::read_dir(cache.path("ext4")).into_iter().flatten().flatten().map(|e| e.path().join("tree"));
-            let kept = kept.filter(|p| p.is_dir()).max().ok_or(error)?;
-            say!("the newest e2fsprogs cannot be had; going on with {}", kept.display());
-            Ok(Self(Tree::at(kept)))
-        })
+        let folder = apt.newest(&cache, PACKAGE, ("ext4", "tree/usr/sbin/mke2fs"), attempt)?;
+        Ok(Self(Tree::at(folder.join("tree"))))
     }
 
     /// Makes a file of `bytes` bytes with an empty file system with a journal.

@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::cpio::{Archive, Node};
 use crate::progress::{Step, megabytes, tree_bytes, watching};
 use crate::tree::Tree;
-use crate::{formats, process, say, vm};
+use crate::{formats, process, vm};
 
 /// The payload's script, which the guest runs as `python3 /root/case_20.py`.
 const CASE_20: &str = include_str!("case_20.py");
@@ -28,16 +28,9 @@ pub fn boto3(args: &GuestArgs) -> Result<PathBuf> {
         let name = format!("boto3-{}", digest(&format!("{}{CASE_20}{}", list(&debs), recipe::BOTO3_VERSION)));
         let folder = cache.folder(&format!("payloads/{name}"), |partial| make_boto3(&apt, &debs, partial))?;
         cache.prune("payloads", &[name]);
-        Ok(folder.join(ARCHIVE))
+        Ok(folder)
     };
-    // What was looked up earlier today may be gone from the mirror.
-    let made = attempt().or_else(|_| apt.update().and_then(|()| attempt()));
-    made.or_else(|error| {
-        let kept = fs::read_dir(cache.path("payloads")).into_iter().flatten().flatten().map(|e| e.path().join(ARCHIVE));
-        let kept = kept.filter(|p| p.is_file()).max().ok_or(error)?;
-        say!("the newest boto3 cannot be had; going on with {}", kept.display());
-        Ok(kept)
-    })
+    Ok(apt.newest(&cache, "boto3", ("payloads", ARCHIVE), attempt)?.join(ARCHIVE))
 }
 
 /// An archive with the client. It loads libibverbs by itself.

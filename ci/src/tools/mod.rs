@@ -70,13 +70,7 @@ impl Tools {
             let id = format!("debian-{}", guest::digest(&format!("{}{VERSION}", guest::list(&debs))));
             cache.folder(&format!("tools/{id}"), |partial| make(&apt, &debs, partial))
         };
-        // What was looked up earlier may be gone from the mirror, or nothing was looked up yet.
-        let made = attempt().or_else(|_| apt.update().and_then(|()| attempt())).or_else(|error| {
-            let kept = fs::read_dir(cache.path("tools")).into_iter().flatten().flatten().map(|e| e.path());
-            let kept = kept.filter(|p| p.join("bin/aws").is_file()).max().ok_or(error)?;
-            say!("the newest tools cannot be had; going on with {}", kept.display());
-            anyhow::Ok(kept)
-        })?;
+        let made = apt.newest(&cache, "tools", ("tools", "bin/aws"), attempt)?;
         let bin = made.join("bin");
         let versions = fs::read_to_string(made.join("versions"))?;
         let id = format!("python-{}", guest::digest(&format!("{REQUIREMENTS}{VERSION}")));

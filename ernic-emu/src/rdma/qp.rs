@@ -1,8 +1,8 @@
 //! Queue pairs: their state, and what the driver may ask of it.
 
-use ionic_abi::{ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryRq, QuerySq};
-
 use std::time::Duration;
+
+use ionic_abi::{ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryRq, QuerySq};
 
 use super::{
     exec::Work,

@@ -114,9 +114,7 @@ impl Region {
             Ok(())
         }
     }
-}
 
-impl Region {
     /// Whether `[address, address + len)` lies inside.
     fn covers(&self, address: u64, len: u64) -> bool {
         address.checked_sub(self.va).is_some_and(|offset| offset <= self.length && len <= self.length - offset)
@@ -153,8 +151,11 @@ impl Table {
         if region.key == key { Ok(region) } else { Err(RegionError::Stale) }
     }
 
-    /// The pages of a region, or of that which a window is to.
-    fn pages<'a>(&'a self, region: &'a Region) -> Result<&'a Pages, RegionError> {
+    /// The pages behind `[address, address + len)` of a region: its own, or those of the region which a window is to.
+    fn reach<'a>(&'a self, region: &'a Region, address: u64, len: u64) -> Result<&'a Pages, RegionError> {
+        if !region.covers(address, len) {
+            return Err(RegionError::Bounds);
+        }
         let owner = match region.rest.parent {
             0 => region,
             parent => self.find(parent).map_err(|_| RegionError::Stale)?,
@@ -199,10 +200,7 @@ impl Reader<'_> {
         {
             return Err(RegionError::Access);
         }
-        if !region.covers(piece.va, piece.len.into()) {
-            return Err(RegionError::Bounds);
-        }
-        self.0.pages(region).map(Some)
+        self.0.reach(region, piece.va, piece.len.into()).map(Some)
     }
 
     /// Whether a peer may make a key invalid.
@@ -381,10 +379,7 @@ impl MemoryRegions {
         self.with(key, |table, region| {
             region.check(need)?;
             let len = u64::try_from(len).map_err(|_| RegionError::Bounds)?;
-            if !region.covers(address, len) {
-                return Err(RegionError::Bounds);
-            }
-            f(table.pages(region)?)
+            f(table.reach(region, address, len)?)
         })
     }
 

@@ -22,6 +22,8 @@ use crate::{
 
 const SMALL: usize = 4 << 10;
 const LARGE: usize = 64 << 20;
+/// How long new requests are made in one go.
+const LONG: Duration = Duration::from_secs(10);
 
 /// What a server does on loopback.
 pub const FIGURES: &[Figure] = &[
@@ -116,13 +118,17 @@ impl Objects {
         Ok(())
     }
 
+    /// Makes `count` requests, or as many as begin in [`LONG`]: some servers take very long for some of them.
     fn run(&self, server: &Tcp, direction: Direction, connections: usize, count: usize) -> anyhow::Result<Outcome> {
-        load::run(server.address, connections, self.jobs(direction, count), &mut |_, _| ())
+        let end = Instant::now() + LONG;
+        let jobs = self.jobs(direction, count).take_while(|_| Instant::now() < end);
+        load::run(server.address, connections, jobs, &mut |_, _| ())
     }
 }
 
 /// How often, in the unit of the figure.
-fn speed(size: usize, count: usize, outcome: &Outcome) -> f64 {
+fn speed(size: usize, outcome: &Outcome) -> f64 {
+    let count = outcome.latencies.len();
     if size == SMALL {
         #[allow(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
         let count = count as f64;
@@ -150,7 +156,7 @@ fn row(bench: &Bench, direction: Direction, size: usize, connections: usize) -> 
         objects.fill(&server)?;
         objects.run(&server, direction, connections, count.div_ceil(8).max(connections))?;
         let outcome = objects.run(&server, direction, connections, count)?;
-        Ok((speed(size, count, &outcome), outcome.latencies))
+        Ok((speed(size, &outcome), outcome.latencies))
     };
     let (mut ours, mut samples, mut theirs) = (Vec::new(), Vec::new(), vec![Vec::new(); peers.len()]);
     for _ in 0..bench.starts {
@@ -209,7 +215,7 @@ fn disk_get(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
         for _ in 0..4 {
             for (server, speeds) in [&memory, &disk].iter().zip(&mut speeds) {
                 let count = count.div_ceil(4);
-                speeds.push(speed(LARGE, count, &objects.run(server, Direction::Get, 1, count)?));
+                speeds.push(speed(LARGE, &objects.run(server, Direction::Get, 1, count)?));
             }
         }
         let [memory, disk] = speeds.map(|speeds| median(&speeds));
@@ -240,7 +246,7 @@ fn disk_put(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
         let (_crc64_place, crc64) = start("crc64-", "size=1G,durability=full,etag=crc64nvme")?;
         let mut speeds = [const { Vec::new() }; 4];
         for _ in 0..n(8, bench) {
-            let put = |server| anyhow::Ok(speed(LARGE, 1, &objects.run(server, Direction::Put, 1, 1)?));
+            let put = |server| anyhow::Ok(speed(LARGE, &objects.run(server, Direction::Put, 1, 1)?));
             let dd = gbps(LARGE, dd(&dir.path().join("dd"))?);
             for (speeds, speed) in
                 speeds.iter_mut().zip([put(&md5)?, put(&crc64)?, dd, gbps(LARGE, limits::md5(LARGE)?)])

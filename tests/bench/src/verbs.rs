@@ -150,6 +150,14 @@ impl Rig {
         }
     }
 
+    /// Polls until `left` completions have come.
+    fn drain(&mut self, cq: u32, mut left: usize) -> anyhow::Result<()> {
+        while left > 0 {
+            left = left.checked_sub(self.poll(cq)?).context("more completions than requests")?;
+        }
+        Ok(())
+    }
+
     /// The device may use the entries of what was polled again.
     fn give_back(&mut self, pair: &Pair) -> anyhow::Result<()> {
         self.verbs.tell_cq(&mut self.nic, pair.sends)?;
@@ -233,9 +241,7 @@ fn large(bench: &Bench, kind: Kind) -> anyhow::Result<Map<String, Value>> {
                     left -= rig.poll(pair.sends)?;
                 }
             }
-            while left > 0 {
-                left -= rig.poll(pair.sends)?;
-            }
+            rig.drain(pair.sends, left)?;
             let time = start.elapsed();
             rig.give_back(&pair)?;
             if round > 0 {
@@ -284,9 +290,7 @@ fn write_rate(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
                 rig.give_back(&pair)?;
             }
         }
-        while left > 0 {
-            left -= rig.poll(pair.sends)?;
-        }
+        rig.drain(pair.sends, left)?;
         let time = start.elapsed();
         rig.compare(&content)?;
         let writes = f64::from(u32::try_from(batches * DEPTH)?);
@@ -332,10 +336,7 @@ fn fairness(bench: &Bench) -> anyhow::Result<Map<String, Value>> {
         let of = |count: usize| anyhow::Ok(f64::from(u32::try_from(count)?));
         ratios.push(of(*slowest)? * of(SHARERS)? / of(done.iter().sum())?);
         for pair in &pairs {
-            let mut left = POSTED;
-            while left > 0 {
-                left -= rig.poll(pair.sends)?;
-            }
+            rig.drain(pair.sends, POSTED)?;
         }
         rig.compare(&content)?;
     }

@@ -649,19 +649,19 @@ pub fn keys_that_come_and_go<T: TestBus>() {
     let pages = b.mem.pages();
     let table = guest.nic.bus.ram().alloc(4096).unwrap();
     let fill = |pages: &[u64]| pages.iter().zip(0..).for_each(|(page, i)| table.store(8 * i, &page.to_le()));
-    let rights = MrFlags::LOCAL_WRITE | MrFlags::REMOTE_WRITE;
+    let register = |byte, key| Request::Register {
+        byte,
+        key,
+        va: b.at(0),
+        length: 9000,
+        access: MrFlags::LOCAL_WRITE | MrFlags::REMOTE_WRITE,
+        dma_addr: table.iova(),
+        pages: 4,
+    };
     for byte in [0x31, 0x32] {
         check(&mut guest, key, b.at(0), access);
         fill(&pages);
-        let register = Request::Register {
-            byte,
-            key,
-            va: b.at(0),
-            length: 9000,
-            access: rights,
-            dma_addr: table.iova(),
-            pages: 4,
-        };
+        let register = register(byte, key);
         let batch = [(1, register.clone(), false), (2, Request::SendInline(vec![1]), true)];
         guest.post_buffer(&a, 3, vec![a.sge(0, 8)]);
         guest.verbs.post_sends(&mut guest.nic, b.qpn, &batch).unwrap();
@@ -696,16 +696,7 @@ pub fn keys_that_come_and_go<T: TestBus>() {
     for key in [key, b.mr.key] {
         let end = if key == b.mr.key { &b } else { &a };
         fill(&pages);
-        let register = Request::Register {
-            byte: 1,
-            key,
-            va: b.at(0),
-            length: 9000,
-            access: rights,
-            dma_addr: table.iova(),
-            pages: 4,
-        };
-        guest.post(end, 1, register);
+        guest.post(end, 1, register(1, key));
         assert_eq!(guest.sent(end).status, status(WorkStatus::MEM_MGMT_OPER));
         guest.reconnect([&a, &b]);
     }
