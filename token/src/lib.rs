@@ -20,6 +20,7 @@
 mod descriptor;
 mod header;
 pub mod names;
+mod rc;
 mod remote;
 mod reply;
 #[cfg(feature = "testing")]
@@ -29,6 +30,7 @@ mod window;
 
 pub use descriptor::{Descriptor, Qpn};
 pub use header::{Family, MAX_HEADER, Malformed, TokenHeader};
+pub use rc::{RcEndpoint, RcFabric, RcSession, RcStaging};
 pub use remote::{CHUNK, RemoteAccess, RemoteError, RemoteMemory, RemoteWindow};
 pub use reply::{MalformedReply, Reply, Status};
 pub use token::{Token, Transport};

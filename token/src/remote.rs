@@ -19,7 +19,8 @@ pub enum RemoteAccess {
 
 /// Why a client's memory was not reached.
 ///
-/// All but [`Transport`](Self::Transport) and [`Unsupported`](Self::Unsupported) are mistakes of the client's. Names, with their
+/// All but [`Transport`](Self::Transport), [`Unsupported`](Self::Unsupported) and [`Exhausted`](Self::Exhausted) are mistakes of
+/// the client's. Names, with their
 /// values, are for logs: what the client is told is in the wire document, section 4, rules 10 to 12.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -45,6 +46,17 @@ pub enum RemoteError {
     /// Tokens of this kind cannot be served here, whatever they name.
     #[error("{0} are not supported")]
     Unsupported(String),
+    /// There is no buffer or queue pair left, now: the client is to come again.
+    #[error("no {0} is free")]
+    Exhausted(&'static str),
+    /// More bytes than one transfer may have here.
+    #[error("{size} bytes are more than the {most} of one transfer")]
+    TooLarge {
+        /// Bytes that were asked for.
+        size: u64,
+        /// Bytes of the largest transfer.
+        most: u64,
+    },
 }
 
 impl RemoteError {
@@ -59,6 +71,8 @@ impl RemoteError {
             Self::Stale(_) => "stale",
             Self::Transport(_) => "transport",
             Self::Unsupported(_) => "unsupported",
+            Self::Exhausted(_) => "exhausted",
+            Self::TooLarge { .. } => "too_large",
         }
     }
 }

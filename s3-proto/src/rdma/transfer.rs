@@ -231,6 +231,15 @@ impl Transfer {
                 self.refuse(error.reason(), S3Error::with_message(S3ErrorCode::NotImplemented, message))
             }
             RemoteError::Transport(_) => self.failed(error),
+            RemoteError::Exhausted(_) => {
+                let mut busy = S3Error::with_message(
+                    S3ErrorCode::SlowDown,
+                    format!("For a transfer by RDMA, {error}. Try again."),
+                );
+                busy.set_headers(HeaderMap::from_iter([(header::RETRY_AFTER, RETRY_AFTER)]));
+                self.refuse(error.reason(), busy)
+            }
+            RemoteError::TooLarge { most, .. } => self.refuse(error.reason(), too_large(*most)),
             // The client's mistake, and yet, by rule 12, an error of ours. Which of its keys there are is not told.
             _ => {
                 tracing::debug!(%error, "rdma: refused");

@@ -1,0 +1,80 @@
+//! The seam of servers that reach clients over reliable connections of their own: real NICs.
+
+use async_trait::async_trait;
+
+use crate::{RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, Token, TokenHeader};
+
+/// What one side of a reliable connection tells the other, so that both can be connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RcEndpoint {
+    /// Queue pair number, 24 bits.
+    pub qpn: u32,
+    /// Address of the port, as it is in tokens.
+    pub gid: [u8; 16],
+    /// Local identifier of the port; 0 for RoCE.
+    pub lid: u16,
+    /// First packet sequence number that this side sends, 24 bits.
+    pub psn: u32,
+    /// Registered memory of this side that the other may write, if there is any.
+    pub staging: Option<RcStaging>,
+}
+
+/// A server's memory that one client may write during one session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RcStaging {
+    /// Virtual address of the first byte, in the server.
+    pub address: u64,
+    /// Key that the client writes with.
+    pub rkey: u32,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// A server's RDMA device: memory of clients, reached over queue pairs that are connected for it.
+#[async_trait]
+pub trait RcFabric: RemoteMemory {
+    /// Makes a queue pair and a registered buffer of `size` bytes for one transfer, and connects the queue pair to the client's
+    /// (`hipobj-rc-v2`, wire document, section 5). `psn` is the first that the client sends. For [`RemoteAccess::Write`], a GET, the
+    /// server will write to the token's window; for [`RemoteAccess::Read`], a PUT, the client will write to the buffer.
+    ///
+    /// Errors: [`RemoteError::Unsupported`], by the token's transport; [`RemoteError::Exhausted`] if there is no buffer, now;
+    /// [`RemoteError::TooLarge`] if there will never be one; [`RemoteError::Transport`] if the queue pair cannot be made or connected.
+    async fn prepare(
+        &self,
+        peer: &Token,
+        psn: u32,
+        size: u64,
+        access: RemoteAccess,
+    ) -> Result<Box<dyn RcSession>, RemoteError>;
+
+    /// The answer-first handshake of hipObject's first protocol, where it is switched on: a GET is answered with the endpoint,
+    /// and the window that this opens is written once the client has connected to it. `None` where it is off, or the token is of
+    /// another family. Errors: as of [`RcFabric::prepare`].
+    async fn answer_first(
+        &self,
+        header: &TokenHeader,
+        size: u64,
+    ) -> Result<Option<(RcEndpoint, Box<dyn RemoteWindow>)>, RemoteError>;
+
+    /// What the device says of itself in the reply to a client whose transfer needed no new connection.
+    fn endpoint(&self) -> RcEndpoint;
+}
+
+/// One transfer over a queue pair of its own. Dropped, it gives back the queue pair and the buffer; the client's writes then come
+/// to nothing.
+///
+/// [`RemoteWindow::len`] is the size that was prepared. Of a GET, [`RemoteWindow::write`] fills the buffer from its beginning on, and
+/// [`RcSession::send`] moves it. Of a PUT, [`RcSession::received`] waits for the client, and [`RemoteWindow::read`] reads the buffer.
+#[async_trait]
+pub trait RcSession: RemoteWindow {
+    /// This side of the connection. For a PUT, with the buffer.
+    fn local(&self) -> RcEndpoint;
+
+    /// Writes the first `length` bytes of the buffer to the client's window, in one RDMA WRITE with `immediate`, and waits for its
+    /// completion. Errors: [`RemoteError::Transport`]; the client may have the bytes or not.
+    async fn send(&mut self, length: u64, immediate: u32) -> Result<(), RemoteError>;
+
+    /// Waits for the client's RDMA WRITE with immediate. Returns the bytes that it said to have written, and the immediate. Errors:
+    /// [`RemoteError::Transport`], also when it does not come in the time that the device's options give.
+    async fn received(&mut self) -> Result<(u64, u32), RemoteError>;
+}
