@@ -30,7 +30,7 @@ mod window;
 
 pub use descriptor::{Descriptor, Qpn};
 pub use header::{Family, MAX_HEADER, Malformed, TokenHeader};
-pub use rc::{RcEndpoint, RcFabric, RcSession, RcStaging};
+pub use rc::{RcEndpoint, RcFabric, RcSession, RcStaging, RcTarget};
 pub use remote::{CHUNK, RemoteAccess, RemoteError, RemoteMemory, RemoteWindow};
 pub use reply::{MalformedReply, Reply, Status};
 pub use token::{Token, Transport};
