@@ -6,7 +6,7 @@ use std::time::SystemTime;
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 /// Why a store refused or failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// There is no such bucket.

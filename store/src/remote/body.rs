@@ -65,24 +65,41 @@ pub(super) struct Writer {
     /// Length of the last buffer.
     lent: usize,
     steps: mpsc::Sender<Step>,
-    /// `None` once it has been asked for its result.
-    task: Option<Task<Arc<ObjectInfo>>>,
+    taker: Taker,
+}
+
+/// What takes the content.
+#[derive(Debug)]
+enum Taker {
+    Runs(Task<Arc<ObjectInfo>>),
+    /// It has refused the content, and nothing else is said of it from then on.
+    Refused(StoreError),
 }
 
 impl Writer {
     pub(super) fn new(size: Option<u64>, steps: mpsc::Sender<Step>, task: Task<Arc<ObjectInfo>>) -> Self {
-        Self { size, written: 0, piece: Vec::new(), filled: 0, lent: 0, steps, task: Some(task) }
+        Self { size, written: 0, piece: Vec::new(), filled: 0, lent: 0, steps, taker: Taker::Runs(task) }
     }
 
     /// Hands a step to the engine. If that has ended, it says why.
     async fn send(&mut self, step: Step) -> Result<()> {
-        if self.steps.send(step).await.is_ok() {
-            return Ok(());
+        if self.steps.send(step).await.is_ok() { Ok(()) } else { self.end().await.map(drop) }
+    }
+
+    /// Waits for what comes of it.
+    async fn end(&mut self) -> Result<Arc<ObjectInfo>> {
+        let task = match std::mem::replace(&mut self.taker, Taker::Refused(given_up())) {
+            Taker::Runs(task) => task,
+            Taker::Refused(error) => {
+                self.taker = Taker::Refused(error.clone());
+                return Err(error);
+            }
+        };
+        let result = task.end().await;
+        if let Err(error) = &result {
+            self.taker = Taker::Refused(error.clone());
         }
-        match self.task.take() {
-            Some(task) => Err(task.end().await.err().unwrap_or_else(given_up)),
-            None => Err(given_up()),
-        }
+        result
     }
 
     fn take_piece(&mut self) -> Bytes {
@@ -106,6 +123,9 @@ impl Writer {
 #[async_trait]
 impl ObjectWriter for Writer {
     async fn buffer(&mut self, want: usize) -> Result<&mut [u8]> {
+        if let Taker::Refused(error) = &self.taker {
+            return Err(error.clone());
+        }
         if self.filled == self.piece.len() {
             if self.filled > 0 {
                 let piece = self.take_piece();
@@ -132,10 +152,7 @@ impl ObjectWriter for Writer {
     async fn commit(mut self: Box<Self>, commit: Commit) -> Result<Arc<ObjectInfo>> {
         let piece = self.take_piece();
         self.send(Step::Last(piece, commit)).await?;
-        match self.task.take() {
-            Some(task) => task.end().await,
-            None => Err(given_up()),
-        }
+        self.end().await
     }
 }
 

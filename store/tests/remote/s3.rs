@@ -215,10 +215,13 @@ fn a_part_of_an_upload_that_ends_while_it_is_sent() {
             write(&mut *writer, &pattern(sent, 1)).unwrap();
             wait(behind.abort_upload("data", "m", &upload)).unwrap();
             let rest = write(&mut *writer, &pattern(size - sent, 2));
-            let error = match rest {
-                Ok(()) => wait(writer.commit(Commit::default())).unwrap_err(),
-                Err(error) => error,
-            };
+            if let Err(error) = rest {
+                assert!(matches!(error, StoreError::NoSuchUpload), "{sent} {error}");
+                // Who goes on all the same hears the same.
+                let error = wait(writer.buffer(1)).unwrap_err();
+                assert!(matches!(error, StoreError::NoSuchUpload), "{sent} {error}");
+            }
+            let error = wait(writer.commit(Commit::default())).unwrap_err();
             assert!(matches!(error, StoreError::NoSuchUpload), "{sent} {error}");
         }
     }
