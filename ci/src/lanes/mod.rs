@@ -99,6 +99,7 @@ const LANES: &[Lane] = &[
     lane("ionic", Run::Programs(&[Target::Test("ionic-driver", "inprocess"), Target::Lib("ernic-emu")])),
     lane("vfio-user", Run::Programs(&[Target::Test("ionic-driver", "socket"), Target::Test("ernic-emu", "vfio_user")])),
     lane("rdma", Run::Programs(&[Target::Test("ionic-driver", "rdma")])),
+    lane("rdma-faults", Run::Programs(&[Target::Test("ionic-driver", "rdma_faults")])),
     lane("tap", Run::Programs(&[Target::Test("ernic", "tap")])),
     lane("abi", Run::Abi),
     lane("other", Run::Rest),

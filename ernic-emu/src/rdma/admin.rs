@@ -193,7 +193,7 @@ impl Rdma {
             true => Some(template(env, cmd.dma_addr.get(), cmd.ah_id_len.get() >> 24)?),
             false => None,
         };
-        let to = qp.modify(cmd).ok_or(AdminStatus::BAD_ATTR)?;
+        let to = qp.modify(cmd)?;
         if route.is_some() {
             qp.route = route;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ionic_abi::{ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryRq, QuerySq};
+use ionic_abi::{AdminStatus, ModifyQp, QpAttr, QpFlags, QpState, QpType, QueryRq, QuerySq};
 
 use super::{
     exec::Work,
@@ -188,17 +188,23 @@ impl QueuePair {
         Duration::from_micros(TIMES.get(usize::from(self.rnr_timer & 0x1f)).copied().unwrap_or(0) * 10)
     }
 
-    /// Applies the fields that the mask names; the new state if the state is among them. The kernel has checked the
-    /// transition; what no transition could be is `None`.
-    pub(super) fn modify(&mut self, cmd: &ModifyQp) -> Option<Option<QpState>> {
+    /// Applies the fields that the mask names; the new state if the state is among them. Errors: [`AdminStatus::BAD_ATTR`] for what
+    /// is no state or no MTU, [`AdminStatus::BAD_STATE`] for a transition that there is not; nothing is changed then. A kernel checks
+    /// the transition from the state that it believes the queue pair to be in (`ib_modify_qp_is_ok`).
+    pub(super) fn modify(&mut self, cmd: &ModifyQp) -> Result<Option<QpState>, AdminStatus> {
         let mask = QpAttr::from_bits_truncate(cmd.attr_mask.get());
         let to = QpState(cmd.type_state & 0x0f);
-        if mask.contains(QpAttr::STATE) && to.name().is_none() {
-            return None;
+        if mask.contains(QpAttr::STATE) {
+            if to.name().is_none() {
+                return Err(AdminStatus::BAD_ATTR);
+            }
+            if !follows(self.state, to) {
+                return Err(AdminStatus::BAD_STATE);
+            }
         }
         if mask.contains(QpAttr::PATH_MTU) {
             if !PMTUS.contains(&cmd.pmtu) {
-                return None;
+                return Err(AdminStatus::BAD_ATTR);
             }
             self.pmtu = cmd.pmtu;
         }
@@ -231,7 +237,7 @@ impl QueuePair {
         if mask.contains(QpAttr::RNR_RETRY) {
             self.retry = self.retry & 0x0f | cmd.retry & 0xf0;
         }
-        Some(mask.contains(QpAttr::STATE).then_some(to))
+        Ok(mask.contains(QpAttr::STATE).then_some(to))
     }
 
     /// The answer of QUERY_QP.
@@ -258,4 +264,17 @@ impl QueuePair {
         };
         (sq, rq)
     }
+}
+
+/// Whether a queue pair may go from one state to the other (InfiniBand Architecture Specification, 10.3.1, figure "QP/EE
+/// context state diagram").
+fn follows(from: QpState, to: QpState) -> bool {
+    matches!(
+        (from, to),
+        (_, QpState::RESET | QpState::ERR)
+            | (QpState::RESET | QpState::INIT, QpState::INIT)
+            | (QpState::INIT, QpState::RTR)
+            | (QpState::RTR | QpState::RTS | QpState::SQD | QpState::SQE, QpState::RTS)
+            | (QpState::RTS | QpState::SQD, QpState::SQD)
+    )
 }

@@ -101,6 +101,11 @@ impl UserMem {
         })
     }
 
+    /// Where it is: bus address and bytes of each piece.
+    pub fn extents(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.pieces(0, self.len).map(|(place, range)| (self.backing.iova() + place as u64, range.len()))
+    }
+
     /// Copies from `offset`. Like all accessors, panics if the range is not inside.
     pub fn read(&self, offset: usize, to: &mut [u8]) {
         for (place, range) in self.pieces(offset, to.len()) {

@@ -112,6 +112,8 @@ pub(super) struct Qp {
     receive_cq: u32,
     /// Address handle of the connection.
     ah: u32,
+    /// Its rings have entries that nobody remembers.
+    wild: bool,
 }
 
 /// What a queue pair is like.
@@ -333,6 +335,18 @@ pub enum Request {
 }
 
 impl Request {
+    /// The entry that asks for it: all but the index, which is the first 8 bytes.
+    #[must_use]
+    pub fn entry(&self, signalled: bool) -> Vec<u8> {
+        let (op, count, flags, word, body) = self.encode();
+        let mut wqe = vec![0; 8];
+        wqe.extend([op.0, count]);
+        wqe.extend((flags | if signalled { WorkFlags::SIG } else { WorkFlags::empty() }).bits().to_be_bytes());
+        wqe.extend(word.to_be_bytes());
+        wqe.extend(&body);
+        wqe
+    }
+
     /// Opcode, number of pieces or key byte, flags, immediate data or key, and what follows the first 16 bytes.
     fn encode(&self) -> (WorkOp, u8, WorkFlags, u32, Vec<u8>) {
         let none = WorkFlags::empty();
@@ -409,7 +423,8 @@ impl Request {
                 let (op, count, flags, word, mut body) = request.encode();
                 if more.intersects(WorkFlags::SPEC16 | WorkFlags::SPEC32) {
                     // The lengths in front of the list: the device need not look at them.
-                    body.splice(16..16, [0xee; 32]);
+                    let at = body.len().min(16);
+                    body.splice(at..at, [0xee; 32]);
                 }
                 (op, count, flags | *more, word, body)
             }
@@ -427,6 +442,20 @@ impl Request {
 /// A buffer for a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receive(pub Vec<Sge>);
+
+impl Receive {
+    /// The entry that offers it: all but the index, which is the first 8 bytes.
+    #[must_use]
+    pub fn entry(&self) -> Vec<u8> {
+        let total = self.0.iter().fold(0u32, |sum, sge| sum.wrapping_add(sge.length));
+        let mut wqe = vec![0; 8];
+        wqe.extend([0, u8::try_from(self.0.len()).unwrap_or(u8::MAX), 0, 0]);
+        wqe.extend(total.to_be_bytes());
+        wqe.extend([0; 16]);
+        wqe.extend(self.0.iter().flat_map(|sge| sge.bytes()));
+        wqe
+    }
+}
 
 /// A work completion (`struct ibv_wc`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -665,6 +694,7 @@ impl Verbs {
             send_cq: config.send_cq,
             receive_cq: config.receive_cq,
             ah,
+            wild: false,
         };
         self.qps.insert(qpn, qp);
         Ok(qpn)
@@ -925,13 +955,7 @@ impl Verbs {
         let slot = self.identity.sq_qtype.qtype;
         let qp = self.qp(qpn)?;
         for (id, request, signalled) in requests {
-            let (op, count, flags, word, body) = request.encode();
-            let mut wqe = vec![0; 8];
-            wqe.extend([op.0, count]);
-            wqe.extend((flags | if *signalled { WorkFlags::SIG } else { WorkFlags::empty() }).bits().to_be_bytes());
-            wqe.extend(word.to_be_bytes());
-            wqe.extend(&body);
-            let index = qp.sq.push(&wqe)?;
+            let index = qp.sq.push(&request.entry(*signalled))?;
             let message = (qp.kind != QpType::UD && !request.local()).then(|| {
                 qp.sq.messages += 1;
                 qp.sq.messages
@@ -954,15 +978,32 @@ impl Verbs {
     ) -> Result<(), DriverError> {
         let slot = self.identity.rq_qtype.qtype;
         let qp = self.qp(qpn)?;
-        let total = buffer.0.iter().fold(0u32, |sum, sge| sum.wrapping_add(sge.length));
-        let mut wqe = vec![0; 8];
-        wqe.extend([0, u8::try_from(buffer.0.len()).unwrap_or(u8::MAX), 0, 0]);
-        wqe.extend(total.to_be_bytes());
-        wqe.extend([0; 16]);
-        wqe.extend(buffer.0.iter().flat_map(|sge| sge.bytes()));
-        let index = qp.rq.push(&wqe)?;
+        let index = qp.rq.push(&buffer.entry())?;
         qp.rq.posted.push_back(Posted { id, index, message: None, signalled: true, outcome: None });
         nic.doorbell(qp.page, slot, Doorbell { p_index: qp.rq.head, ring: 0, qid: qpn })
+    }
+
+    /// Writes an entry as it is to the send or receive queue's next place, full or not, and remembers nothing of it: from then on, what
+    /// the queue pair completes is taken as it comes, and only its status counts. Returns the producer index that a doorbell would say.
+    ///
+    /// # Errors
+    /// There is no such queue pair.
+    pub fn write_entry(&mut self, qpn: u32, receive: bool, entry: &[u8]) -> Result<u16, DriverError> {
+        let qp = self.qp(qpn)?;
+        qp.wild = true;
+        let ring = if receive { &mut qp.rq } else { &mut qp.sq };
+        let stride = 1usize << ring.stride_log2;
+        ring.mem.write(usize::from(ring.head) * stride, &entry[..entry.len().min(stride)]);
+        ring.head = u16::try_from((u32::from(ring.head) + 1) % (1 << ring.log2)).unwrap_or(0);
+        Ok(ring.head)
+    }
+
+    /// All memory that the device may write by itself, apart from registered memory: bus address and bytes of each piece.
+    #[must_use]
+    pub fn device_rings(&self) -> Vec<(u64, usize)> {
+        let events = self.eqs.iter().map(super::queue::EventRing::extent);
+        let completions = self.cqs.values().flat_map(|cq| &cq.rings).chain(self.aqs.iter().map(|aq| &aq.cq));
+        events.chain(completions.flat_map(|ring| ring.ring.extents())).collect()
     }
 
     /// Takes the completions that are there (`ibv_poll_cq`).
@@ -1038,6 +1079,10 @@ impl Verbs {
         // The driver skips what is of no queue pair it knows.
         let Some(qp) = self.qps.get_mut(&qpn) else { return bad("of no queue pair") };
         let receive = kind == CqeType::RECV;
+        if qp.wild {
+            out.push(Wc { qpn, id: 0, status, length: 0, receive, received: Received::default() });
+            return Ok(());
+        }
         let ring = if receive { &mut qp.rq } else { &mut qp.sq };
         match kind {
             CqeType::RECV | CqeType::SEND_NPG if status == FLUSHED => {

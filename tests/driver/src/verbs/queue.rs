@@ -50,6 +50,11 @@ impl EventRing {
         self.ring.iova()
     }
 
+    /// Where the device writes.
+    pub(super) fn extent(&self) -> (u64, usize) {
+        (self.ring.iova(), 4 << Self::LOG2)
+    }
+
     fn peek(&self) -> Option<u32> {
         let pair = self.ring.load_acquire(self.at / 2 * 8);
         let words = [pair & 0xffff_ffff, pair >> 32];

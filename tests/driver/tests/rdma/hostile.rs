@@ -14,29 +14,9 @@ use rdma_token::{Descriptor, Family, Qpn, RemoteAccess, RemoteMemory, Token, Tok
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
-    ALL, Guest, PLACEMENTS,
     common::{IOVA, RAM, TestBus, frames},
-    now,
+    kit::{ALL, Dice, Guest, PLACEMENTS, now},
 };
-
-/// Numbers without a pattern, the same each time.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let x = self.0 ^ self.0 >> 33;
-        x.wrapping_mul(0xff51_afd7_ed55_8ccd) ^ x >> 29
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.roll() % bound as u64) as usize
-    }
-
-    pub fn pick<V: Copy>(&mut self, values: &[V]) -> V {
-        values[self.below(values.len())]
-    }
-}
 
 /// Addresses that are not guest memory, and one that is, at its end.
 const ADDRESSES: [u64; 8] =

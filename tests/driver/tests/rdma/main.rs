@@ -3,6 +3,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/rdma.rs"]
+mod kit;
 
 mod hostile;
 mod queues;
@@ -10,90 +12,8 @@ mod regions;
 mod transfers;
 mod verbs;
 
-use std::{
-    future::Future,
-    pin::pin,
-    task::{Context, Poll, Waker},
-};
-
-use common::{SocketBus, TestBus, device_config};
-use ernic_emu::rdma::NicMemory;
-use ionic_abi::MrFlags;
-use ionic_driver::{Config, Ionic, Verbs, user::Placement};
-use rdma_token::{RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, Token, TokenHeader, Transport, Window};
-
-/// Every right that a token may need.
-const ALL: MrFlags = MrFlags::LOCAL_WRITE.union(MrFlags::REMOTE_READ).union(MrFlags::REMOTE_WRITE);
-/// How the pages of a process may lie.
-const PLACEMENTS: [Placement; 3] = [Placement::Contiguous, Placement::Scattered, Placement::Huge];
-
-/// A guest with its verbs device open.
-struct Guest<T: TestBus> {
-    nic: Ionic<T>,
-    verbs: Verbs,
-}
-
-impl<T: TestBus> Guest<T> {
-    fn new() -> Self {
-        Self::on(T::make(device_config()))
-    }
-
-    fn on(bus: T) -> Self {
-        let mut nic = Ionic::attach(bus, Config { tx_entries: 64, rx_entries: 64, ..Config::default() }).unwrap();
-        nic.up().unwrap();
-        let verbs = Verbs::open(&mut nic).unwrap();
-        Self { nic, verbs }
-    }
-
-    /// Looks at what a token reaches, in the device's thread.
-    fn with_memory<R: Send + 'static>(&mut self, f: impl FnOnce(&NicMemory) -> R + Send + 'static) -> R {
-        self.nic.bus.with_device(|device| f(&NicMemory::new(device.regions().clone(), device.memory().clone())))
-    }
-
-    /// Opens a window with the token of `rkey`.
-    fn open(&mut self, rkey: u32, window: Window, access: RemoteAccess) -> Result<Box<dyn RemoteWindow>, RemoteError> {
-        let header = token(rkey, window);
-        self.with_memory(move |memory| now(memory.open(&header, access)))
-    }
-
-    /// Writes to a client's memory as a GET with its token does. All of it, or the window is shorter.
-    fn put(&mut self, rkey: u32, address: u64, bytes: &[u8]) -> Result<(), RemoteError> {
-        let window = Window { address, length: bytes.len() as u64 };
-        let mut open = self.open(rkey, window, RemoteAccess::Write)?;
-        if open.len() < window.length {
-            return Err(RemoteError::Bounds(window));
-        }
-        let bytes = bytes.to_vec();
-        self.nic.bus.with_device(move |_| now(open.write(0, &bytes)))
-    }
-
-    /// Reads from it as a PUT does.
-    fn get(&mut self, rkey: u32, address: u64, length: usize) -> Result<Vec<u8>, RemoteError> {
-        let window = Window { address, length: length as u64 };
-        let mut open = self.open(rkey, window, RemoteAccess::Read)?;
-        if open.len() < window.length {
-            return Err(RemoteError::Bounds(window));
-        }
-        self.nic.bus.with_device(move |_| {
-            let mut bytes = vec![0; length];
-            now(open.read(0, &mut bytes)).map(|()| bytes)
-        })
-    }
-}
-
-/// A token as a client makes it.
-fn token(rkey: u32, window: Window) -> TokenHeader {
-    let Window { address, length } = window;
-    TokenHeader::A(Token { transport: Transport::Rc, qpn: 2, gid: [0; 16], rkey, address, length, port: 1, lid: 0 })
-}
-
-/// The result of a future that never waits: the memory of a NIC answers at once.
-fn now<F: Future>(future: F) -> F::Output {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(result) => result,
-        Poll::Pending => panic!("a transfer waits"),
-    }
-}
+use common::{SocketBus, device_config};
+use kit::Guest;
 
 /// Each test on both buses.
 macro_rules! both {

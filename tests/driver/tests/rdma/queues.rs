@@ -1,6 +1,6 @@
 //! Completion queues, queue pairs and address handles; work requests that are none, and events.
 
-use std::{net::IpAddr, time::Duration};
+use std::time::Duration;
 
 use ernic_emu::{device::GuestErrors, rdma::Objects};
 use ionic_abi::{
@@ -10,28 +10,19 @@ use ionic_abi::{
 use ionic_driver::{
     DriverError, UserMem,
     user::Placement,
-    verbs::{AddressVector, Change, Command, Event, QpConfig, Receive, RegMr, Request, Sge, Wc},
+    verbs::{Change, Command, Event, QpConfig, Receive, RegMr, Request, Sge, Wc},
 };
 use zerocopy::FromZeros;
 
 use super::{
-    ALL, Guest,
-    common::{LONG, MAC, TestBus},
+    common::{LONG, TestBus},
+    kit::{ALL, Guest, address},
 };
 
 /// Completion statuses (05 §4).
 const QP_OPERATION: u32 = 2;
 const FLUSHED: u32 = 4;
 const NOT_READY: u32 = 12;
-
-pub fn address(v6: bool, tci: Option<u16>) -> AddressVector {
-    let addresses: [IpAddr; 2] = if v6 {
-        [[0xfe80, 0, 0, 0, 0, 0, 0, 1].into(), [0xfe80, 0, 0, 0, 0, 0, 0, 2].into()]
-    } else {
-        [[192, 168, 200, 1].into(), [192, 168, 200, 2].into()]
-    };
-    AddressVector { macs: [MAC, MAC], tci, addresses, hops: 64 }
-}
 
 fn refused(result: Result<impl std::fmt::Debug, DriverError>, expected: AdminStatus) {
     match result {
@@ -170,6 +161,19 @@ pub fn queue_pairs_live_through_their_states<T: TestBus>() {
         for state in [QpState::SQD, QpState::RTS, QpState::ERR, QpState::RESET, QpState::INIT, QpState::RESET] {
             verbs.modify_qp(nic, qpn, &Change::to(state)).unwrap();
             assert_eq!(verbs.query_qp(nic, qpn).unwrap().state, state);
+            // What does not follow is refused, and changes nothing.
+            let others = match state {
+                QpState::RESET => &[QpState::RTR, QpState::RTS, QpState::SQD, QpState::SQE][..],
+                QpState::INIT => &[QpState::RTS, QpState::SQD],
+                QpState::ERR => &[QpState::INIT, QpState::RTR, QpState::RTS, QpState::SQD],
+                _ => &[QpState::INIT, QpState::RTR, QpState::SQE],
+            };
+            for other in others {
+                let change = Change { timeout: Some(3), ..Change::to(*other) };
+                refused(verbs.modify_qp(nic, qpn, &change), AdminStatus::BAD_STATE);
+            }
+            let info = verbs.query_qp(nic, qpn).unwrap();
+            assert_eq!((info.state, info.timeout), (state, 20));
         }
         verbs.destroy_qp(nic, qpn).unwrap();
         refused(verbs.query_qp(nic, qpn), AdminStatus::BAD_INDEX);

@@ -10,9 +10,8 @@ use ionic_driver::{
 use rdma_token::{RemoteAccess, RemoteError, Window};
 
 use super::{
-    ALL, Guest, PLACEMENTS,
     common::{TestBus, TestLink, device_config, frames},
-    now,
+    kit::{ALL, Guest, PLACEMENTS, now},
 };
 
 /// Where a program's buffer may begin.
@@ -339,7 +338,7 @@ pub fn many_at_once<T: TestBus>() {
     guest.with_memory(move |memory| {
         use rdma_token::RemoteMemory;
         for (key, va, len) in jobs {
-            let header = super::token(key, Window { address: va, length: len as u64 });
+            let header = super::kit::token(key, Window { address: va, length: len as u64 });
             let mut window = now(memory.open(&header, RemoteAccess::Write)).unwrap();
             now(window.write(0, &frames::pattern(len, key.into()))).unwrap();
         }

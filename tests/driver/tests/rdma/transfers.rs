@@ -6,9 +6,8 @@ use ionic_driver::{Config, Ionic, UserMem, Verbs, user::Placement, verbs::RegMr}
 use rdma_token::{RemoteAccess, RemoteError, RemoteWindow, Window};
 
 use super::{
-    ALL, Guest,
     common::{TestBus, frames},
-    now,
+    kit::{ALL, Guest, now},
 };
 
 const LEN: usize = 100_000;

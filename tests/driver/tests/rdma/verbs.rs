@@ -10,19 +10,14 @@ use ionic_abi::{
 use ionic_driver::{
     UserMem,
     user::Placement,
-    verbs::{Change, Command, Event, Mr, QpConfig, Receive, Received, RegMr, Request, Sge, Wc},
+    verbs::{Change, Command, Event, QpConfig, Receive, Received, RegMr, Request, Sge, Wc},
 };
 
 use super::{
-    ALL, Guest,
-    common::{LONG, MAC, TestBus, TestLink},
-    hostile::Dice,
-    queues::address,
+    common::{LONG, MAC, TestBus},
+    kit::{ACCESS, ALL, Dice, End, Guest, RIGHTS, address, connected, shaped},
 };
 
-/// Every right that a region can give.
-const RIGHTS: MrFlags = ALL.union(MrFlags::REMOTE_ATOMIC).union(MrFlags::MW_BIND);
-const ACCESS: QpFlags = QpFlags::REMOTE_READ.union(QpFlags::REMOTE_WRITE).union(QpFlags::REMOTE_ATOMIC);
 const OK: u32 = 0;
 
 fn status(status: WorkStatus) -> u32 {
@@ -33,68 +28,10 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| ((i * 31 + i / 251 + seed * 7) % 251) as u8).collect()
 }
 
-/// One end of a connection, with its own protection domain, memory and completion queues.
-struct End {
-    pd: u32,
-    qpn: u32,
-    /// Of what it sends, and of what it receives.
-    sends: u32,
-    receives: u32,
-    mem: UserMem,
-    mr: Mr,
-}
-
-impl End {
-    fn new<T: TestBus>(guest: &mut Guest<T>, bytes: usize, shape: impl FnOnce(&mut QpConfig)) -> Self {
-        let pd = guest.verbs.create_pd();
-        let sends = guest.verbs.create_cq(&mut guest.nic, 400).unwrap();
-        let receives = guest.verbs.create_cq(&mut guest.nic, 400).unwrap();
-        let mut config = QpConfig { receive_cq: receives, ..QpConfig::new(QpType::RC, pd, sends) };
-        shape(&mut config);
-        let qpn = guest.verbs.create_qp(&mut guest.nic, config).unwrap();
-        let mem = UserMem::new(guest.nic.bus.ram(), 0x7000_0123_0f05, bytes, Placement::Scattered).unwrap();
-        mem.write(0, &vec![0x77; bytes]);
-        let mr = guest.verbs.reg_mr(&mut guest.nic, pd, &RegMr::all(&mem, RIGHTS)).unwrap();
-        Self { pd, qpn, sends, receives, mem, mr }
-    }
-
-    fn sge(&self, from: usize, length: usize) -> Sge {
-        Sge { va: self.mr.va + from as u64, length: length as u32, lkey: self.mr.key }
-    }
-
-    fn at(&self, from: usize) -> u64 {
-        self.mr.va + from as u64
-    }
-
-    fn bytes(&self, from: usize, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.mem.read(from, &mut bytes);
-        bytes
-    }
-}
-
-/// Two ends that are connected.
-fn connected<T: TestBus>(guest: &mut Guest<T>, bytes: usize) -> (End, End) {
-    shaped(guest, bytes, |_| {})
-}
-
-fn shaped<T: TestBus>(guest: &mut Guest<T>, bytes: usize, shape: fn(&mut QpConfig)) -> (End, End) {
-    let (a, b) = (End::new(guest, bytes, shape), End::new(guest, bytes, shape));
-    for (end, peer) in [(&a, &b), (&b, &a)] {
-        guest.verbs.connect_qp(&mut guest.nic, end.qpn, peer.qpn, ACCESS, address(false, None)).unwrap();
-    }
-    (a, b)
-}
-
 impl<T: TestBus> Guest<T> {
     fn traffic(&mut self) -> Traffic {
         self.nic.bus.settle();
         self.nic.bus.with_device(|device| device.rdma_traffic())
-    }
-
-    /// One turn of the device.
-    fn turn(&mut self) {
-        self.nic.bus.with_device(|device| device.poll(Duration::ZERO, &mut TestLink::default()));
     }
 
     fn post(&mut self, end: &End, id: u64, request: Request) {
@@ -116,16 +53,6 @@ impl<T: TestBus> Guest<T> {
 
     fn state(&mut self, end: &End) -> QpState {
         self.verbs.query_qp(&mut self.nic, end.qpn).unwrap().state
-    }
-
-    /// Both ends anew.
-    fn reconnect(&mut self, ends: [&End; 2]) {
-        for end in ends {
-            self.verbs.modify_qp(&mut self.nic, end.qpn, &Change::to(QpState::RESET)).unwrap();
-        }
-        for (end, peer) in [(ends[0], ends[1]), (ends[1], ends[0])] {
-            self.verbs.connect_qp(&mut self.nic, end.qpn, peer.qpn, ACCESS, address(false, None)).unwrap();
-        }
     }
 }
 
