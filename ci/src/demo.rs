@@ -195,11 +195,11 @@ pub fn run(
     server.stop()
 }
 
-/// `cargo xtask vm`: the guest with its NIC up, and a shell.
+/// `cargo xtask vm`: the guest with its NIC up, with `rxe` also with soft-RoCE on it, and a shell.
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn interactive(args: &VmArgs) -> Result<()> {
+pub fn interactive(args: &VmArgs, rxe: bool) -> Result<()> {
     let parts = args.prepare("quick")?;
     let payloads = vec![args.client("quick")?];
     let server = Server::start(&parts.program, "vm", BACKEND, &args.server_options()?)?;
@@ -209,6 +209,9 @@ pub fn interactive(args: &VmArgs) -> Result<()> {
     let mut guest = Guest::boot(&parts.image, &config)?;
     let outcome = guest.sh("ernic-net")?;
     println!("{}", outcome.text.trim_end());
+    if rxe {
+        println!("{}", guest.ok("ernic-rxe")?.trim_end());
+    }
     println!(
         "The bucket is {BUCKET}/. `modprobe ionic_rdma` makes an RDMA device, and `ernic-bench` is there. `poweroff -f` or Ctrl-] ends the guest."
     );

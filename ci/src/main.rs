@@ -49,6 +49,9 @@ enum Task {
     Vm {
         #[command(flatten)]
         args: demo::VmArgs,
+        /// Set soft-RoCE (rdma_rxe) up on the NIC's interface
+        #[arg(long)]
+        rxe: bool,
     },
     /// Run the test lanes
     Test {
@@ -97,7 +100,7 @@ fn cargo() -> Command {
 fn run() -> Result<()> {
     match Cli::parse().command {
         Task::Demo { args, keep } => demo::demo(&args, keep),
-        Task::Vm { args } => demo::interactive(&args),
+        Task::Vm { args, rxe } => demo::interactive(&args, rxe),
         Task::Test { args } => lanes::test(&args),
         Task::Bench { args } => bench::run(&args),
         Task::AbiCheck { args } => abi::run(&args),

@@ -132,6 +132,10 @@ pub struct Config {
     pub nics: Vec<PathBuf>,
     /// Archives that the guest's kernel unpacks over the image.
     pub payloads: Vec<PathBuf>,
+    /// Guest memory, as QEMU writes it.
+    pub memory: &'static str,
+    /// Whether the devices' addresses go through a virtual IOMMU, which the guest's kernel uses for all of them.
+    pub iommu: bool,
     /// Words added to the kernel command line.
     pub append: String,
     /// Options added to QEMU's.
@@ -146,6 +150,8 @@ impl Config {
             accel,
             nics: Vec::new(),
             payloads: Vec::new(),
+            memory: MEMORY,
+            iommu: false,
             append: String::new(),
             extra: Vec::new(),
         }
@@ -521,8 +527,8 @@ impl fmt::Display for NotStarted {
 
 impl std::error::Error for NotStarted {}
 
-/// Guest memory, and processors: `ionic_rdma` wants four event queues, one per processor.
-const MEMORY: &str = "1G";
+/// Guest memory, unless told otherwise, and processors: `ionic_rdma` wants four event queues, one per processor.
+pub const MEMORY: &str = "1G";
 const PROCESSORS: &str = "4";
 
 fn arguments(
@@ -539,7 +545,7 @@ fn arguments(
     };
     add(&["-nodefaults", "-no-user-config", "-display", "none"]);
     // The server reads and writes guest memory through this file.
-    add(&["-object", &format!("memory-backend-memfd,id=mem0,share=on,size={MEMORY}")]);
+    add(&["-object", &format!("memory-backend-memfd,id=mem0,share=on,size={}", config.memory)]);
     add(&[
         "-machine",
         "q35,memory-backend=mem0",
@@ -550,8 +556,12 @@ fn arguments(
         "-smp",
         PROCESSORS,
         "-m",
-        MEMORY,
+        config.memory,
     ]);
+    // Before the devices. QEMU refuses vfio devices without caching mode, in which the guest says of each page that it is mapped.
+    if config.iommu {
+        add(&["-device", "intel-iommu,caching-mode=on,intremap=off"]);
+    }
     add(&["-run-with", "exit-with-parent=on", "-action", "reboot=shutdown"]);
     add(&["-qmp", &format!("unix:{},server=on,wait=off", socket("qmp"))]);
     add(&[
@@ -568,7 +578,8 @@ fn arguments(
     }
     add(&["-kernel", &image.kernel.display().to_string(), "-initrd", &initramfs.display().to_string()]);
     // panic=-1: a panic reboots at once, which QEMU turns into its end.
-    add(&["-append", format!("console=ttyS0 quiet panic=-1 {}", config.append).trim_end()]);
+    let iommu = if config.iommu { "intel_iommu=on iommu.passthrough=0 " } else { "" };
+    add(&["-append", format!("console=ttyS0 quiet panic=-1 {iommu}{}", config.append).trim_end()]);
     command.args(&config.extra);
 }
 

@@ -1,6 +1,6 @@
-//! The guest's RDMA driver. Debian's kernels come without `ionic_rdma`, so it is built from their own source, unpatched,
-//! with the compiler and headers that they were built with: in an unpacked tree of Debian packages, where the build sees
-//! nothing of the host.
+//! The guest's RDMA drivers. Debian's kernels come without `ionic_rdma`, and the flavour for virtual machines without
+//! soft-RoCE, so both are built from their own source, unpatched, with the compiler and headers that they were built with: in
+//! an unpacked tree of Debian packages, where the build sees nothing of the host.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,10 +15,25 @@ use crate::apt::{Apt, Deb};
 use crate::cache::{self, Cache};
 use crate::progress::{Step, megabytes, tree_bytes, watching};
 use crate::tree::Tree;
-use crate::{process, source};
+use crate::{process, say, source};
 
-/// The module's name.
+/// The device's module.
 pub const MODULE: &str = "ionic_rdma";
+/// Soft-RoCE's.
+pub const SOFT: &str = "rdma_rxe";
+
+/// A module to build: its name, its folder in the kernel's source, and the option that its Makefile asks for.
+struct Module {
+    name: &'static str,
+    folder: &'static str,
+    option: &'static str,
+}
+
+/// What is built, the device's own first.
+const MODULES: [Module; 2] = [
+    Module { name: MODULE, folder: source::RDMA, option: "CONFIG_INFINIBAND_IONIC" },
+    Module { name: SOFT, folder: source::RXE, option: "CONFIG_RDMA_RXE" },
+];
 
 /// The packages that the driver is built from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,13 +179,14 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds (or finds) the module for kernel `version`; returns its file, without debugging information.
+/// Builds (or finds) the modules for kernel `version`; returns the folder of their files, without debugging information. It
+/// has the device's; a [`SOFT`] that does not compile is said and left out.
 ///
 /// # Errors
 /// When a package cannot be fetched, or the source does not compile; the error has the end of the compiler's output. That
 /// of `jail` when it is needed.
 pub fn build(cache: &Cache, apt: &Apt, packages: &Packages, version: &str, jail: &Result<Jail>) -> Result<PathBuf> {
-    let folder = cache.folder(&format!("parts/{}", packages.id(version)), |partial| {
+    cache.folder(&format!("parts/{}", packages.id(version)), |partial| {
         let jail = *jail.as_ref().map_err(|why| anyhow!("{why:#}"))?;
         let drivers = source::drivers(cache, apt, &packages.source_name, &packages.source)?;
         let names = build_names(version);
@@ -187,7 +203,6 @@ pub fn build(cache: &Cache, apt: &Apt, packages: &Packages, version: &str, jail:
         fs::remove_dir_all(&debs)?;
         step.done(&megabytes(tree_bytes(&root)));
 
-        let step = Step::begin(MODULE);
         // What a maintainer script would have linked.
         for (name, target) in recipe::BUILD_LINKS {
             let link = tree.path(name);
@@ -197,29 +212,46 @@ pub fn build(cache: &Cache, apt: &Apt, packages: &Packages, version: &str, jail:
         }
         copy_folder(&drivers, &tree.path("build"))?;
         fs::create_dir_all(tree.path("tmp"))?;
-        let environment = |command: &mut Command| {
-            command.env_clear().envs([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/tmp"), ("LC_ALL", "C")]);
-        };
-        let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let mut make = jail.command(&tree, "make")?;
-        environment(&mut make);
-        // The driver's own Makefile, outside the kernel's tree: it finds the Ethernet driver's headers by KCFLAGS.
-        make.args(["-s", "-C", &format!("/usr/lib/modules/{version}/build"), &format!("M=/build/{}", source::RDMA)])
-            .args(["CONFIG_INFINIBAND_IONIC=m", &format!("KCFLAGS=-I/build/{}", source::ETHERNET)])
-            .args([&format!("-j{jobs}"), "modules"]);
-        process::output(&mut make)
-            .with_context(|| format!("{MODULE} of {} does not compile for {version}", packages.source.file))?;
-        let module = format!("/build/{}/{MODULE}.ko", source::RDMA);
-        let mut strip = jail.command(&tree, "strip")?;
-        environment(&mut strip);
-        process::output(strip.args(["--strip-debug", &module]))?;
-        let made = partial.join(format!("{MODULE}.ko"));
-        fs::rename(tree.path(&module), &made)?;
+        for module in &MODULES {
+            let step = Step::begin(module.name);
+            match compile(&tree, module, version, jail, partial)
+                .with_context(|| format!("{} of {} does not compile for {version}", module.name, packages.source.file))
+            {
+                Ok(made) => {
+                    step.done(&format!("{} of {}", megabytes(fs::metadata(&made)?.len()), packages.source.file));
+                }
+                Err(error) if module.name == SOFT => {
+                    drop(step);
+                    say!("the guest goes without {SOFT}: {error:#}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
         fs::remove_dir_all(&root)?;
-        step.done(&format!("{} of {}", megabytes(fs::metadata(&made)?.len()), packages.source.file));
         Ok(())
-    })?;
-    Ok(folder.join(format!("{MODULE}.ko")))
+    })
+}
+
+/// Compiles a module in `tree` and moves it, without debugging information, to the folder `into`.
+fn compile(tree: &Tree, module: &Module, version: &str, jail: Jail, into: &Path) -> Result<PathBuf> {
+    let environment = |command: &mut Command| {
+        command.env_clear().envs([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/tmp"), ("LC_ALL", "C")]);
+    };
+    let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut make = jail.command(tree, "make")?;
+    environment(&mut make);
+    // The driver's own Makefile, outside the kernel's tree: ionic_rdma finds the Ethernet driver's headers by KCFLAGS.
+    make.args(["-s", "-C", &format!("/usr/lib/modules/{version}/build"), &format!("M=/build/{}", module.folder)])
+        .args([&format!("{}=m", module.option), &format!("KCFLAGS=-I/build/{}", source::ETHERNET)])
+        .args([&format!("-j{jobs}"), "modules"]);
+    process::output(&mut make)?;
+    let built = format!("/build/{}/{}.ko", module.folder, module.name);
+    let mut strip = jail.command(tree, "strip")?;
+    environment(&mut strip);
+    process::output(strip.args(["--strip-debug", &built]))?;
+    let made = into.join(format!("{}.ko", module.name));
+    fs::rename(tree.path(&built), &made)?;
+    Ok(made)
 }
 
 #[cfg(test)]

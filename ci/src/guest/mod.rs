@@ -279,7 +279,7 @@ fn make(cache: &Cache, apt: &Apt, set: &Set, jail: &Result<Jail>) -> Result<Imag
     let qemu = part(cache, apt, "qemu", &qemu_id, &set.qemu, &recipe::QEMU_PACKAGES, true)?;
     let user = part(cache, apt, "user space", &user_id, &set.user, &user_packages(set.extras), true)?;
     let kernel = part(cache, apt, "kernel", &kernel_id, &set.kernel, &kernel_packages, false)?;
-    let (module, no_rdma) = match (&set.driver, jail) {
+    let (modules, no_rdma) = match (&set.driver, jail) {
         (Some(packages), _) => (Some(driver::build(cache, apt, packages, &set.kernel_version, jail)?), None),
         (_, Err(why)) => (None, Some(why.to_string())),
         (None, Ok(_)) => (None, Some("it could not be built from Debian's packages".to_owned())),
@@ -287,14 +287,14 @@ fn make(cache: &Cache, apt: &Apt, set: &Set, jail: &Result<Jail>) -> Result<Imag
     let id = set.image_id();
     let folder = cache.folder(&format!("images/{id}"), |dir| {
         let step = Step::begin("guest kernel");
-        let modules = format!("usr/lib/modules/{}", set.kernel_version);
-        let boot = fs::read(kernel.path(&modules).join("vmlinuz")).context("the kernel package has no vmlinuz")?;
+        let files = format!("usr/lib/modules/{}", set.kernel_version);
+        let boot = fs::read(kernel.path(&files).join("vmlinuz")).context("the kernel package has no vmlinuz")?;
         let elf = formats::vmlinux(&boot)?;
         fs::write(dir.join("vmlinux"), &elf)?;
         step.done(&megabytes(u64::try_from(elf.len())?));
         let step = Step::begin("guest initramfs");
         let staging = dir.join("staging");
-        let archive = initramfs(&user, &kernel, &set.kernel_version, set.extras, module.as_deref(), &staging)?;
+        let archive = initramfs(&user, &kernel, &set.kernel_version, set.extras, modules.as_deref(), &staging)?;
         let path = dir.join("initrd.cpio");
         write_archive(&archive, &path)?;
         fs::remove_dir_all(staging)?;
@@ -335,14 +335,14 @@ fn add_programs(archive: &mut Archive, tree: &Tree, mut programs: Vec<String>) -
     Ok(())
 }
 
-/// Puts the initramfs together, with the RDMA driver in the file `module`. `staging` is an empty or missing folder to
+/// Puts the initramfs together, with the RDMA drivers in the folder `modules`. `staging` is an empty or missing folder to
 /// work in.
 fn initramfs(
     user: &Tree,
     kernel: &Tree,
     version: &str,
     extras: bool,
-    module: Option<&Path>,
+    modules: Option<&Path>,
     staging: &Path,
 ) -> Result<Archive> {
     let mut archive = Archive::default();
@@ -375,7 +375,7 @@ fn initramfs(
             archive.add_file(file, &user.path(file), 0o644)?;
         }
     }
-    add_modules(&mut archive, user, kernel, version, module, staging)?;
+    add_modules(&mut archive, user, kernel, version, modules, staging)?;
     Ok(archive)
 }
 
@@ -386,7 +386,7 @@ fn add_modules(
     user: &Tree,
     kernel: &Tree,
     version: &str,
-    module: Option<&Path>,
+    modules: Option<&Path>,
     staging: &Path,
 ) -> Result<()> {
     let top = format!("usr/lib/modules/{version}");
@@ -404,9 +404,14 @@ fn add_modules(
     }
     let mut wanted: Vec<(String, bool)> = recipe::MODULES.iter().map(|m| ((*m).to_owned(), true)).collect();
     wanted.extend(recipe::OPTIONAL_MODULES.iter().map(|m| ((*m).to_owned(), false)));
-    if let Some(path) = module {
-        index.insert(driver::MODULE.to_owned(), (format!("{top}/extra/{}.ko", driver::MODULE), path.to_owned()));
-        wanted.push((driver::MODULE.to_owned(), true));
+    if let Some(folder) = modules {
+        for (name, required) in [(driver::MODULE, true), (driver::SOFT, false)] {
+            let path = folder.join(format!("{name}.ko"));
+            if path.exists() {
+                index.insert(name.to_owned(), (format!("{top}/extra/{name}.ko"), path));
+            }
+            wanted.push((name.to_owned(), required));
+        }
     }
     while let Some((module, required)) = wanted.pop() {
         let Some((name, path)) = index.get(&module) else {

@@ -62,7 +62,7 @@ pub const PYTHON_LEFT_OUT: [&str; 6] = ["__pycache__", "test", "tests", "idlelib
 /// Goes up with every change to how the boto3 archive is put together.
 pub const BOTO3_VERSION: u32 = 1;
 
-/// What the RDMA driver is compiled with, beside the kernel's headers, which ask for their compiler themselves.
+/// What the RDMA drivers are compiled with, beside the kernel's headers, which ask for their compiler themselves.
 pub const BUILD_PACKAGES: [&str; 16] = [
     "make",
     "bash",
@@ -85,8 +85,8 @@ pub const BUILD_PACKAGES: [&str; 16] = [
 /// Links in the build tree that maintainer scripts would make: name and target.
 pub const BUILD_LINKS: [(&str, &str); 2] = [("usr/bin/awk", "mawk"), ("usr/bin/sh", "dash")];
 
-/// Goes up with every change to how the RDMA driver is built.
-pub const DRIVER_VERSION: u32 = 1;
+/// Goes up with every change to how the RDMA drivers are built.
+pub const DRIVER_VERSION: u32 = 2;
 
 /// Programs and libraries of [`USER_PACKAGES`] that go into the image, with all libraries that they need.
 pub const PROGRAMS: &[&str] = &[
@@ -108,7 +108,15 @@ pub const PROGRAMS: &[&str] = &[
     "/usr/bin/ibv_devinfo",
     "/usr/bin/ibv_rc_pingpong",
     "/usr/bin/ibv_ud_pingpong",
+    "/usr/bin/ibv_uc_pingpong",
+    "/usr/bin/ibv_srq_pingpong",
     "/usr/bin/rping",
+    "/usr/bin/rstream",
+    "/usr/bin/riostream",
+    "/usr/bin/ucmatose",
+    "/usr/bin/udaddy",
+    "/usr/bin/rdma_server",
+    "/usr/bin/rdma_client",
     // Loaded at run time, so no program names them.
     "/usr/lib/x86_64-linux-gnu/libnss_files.so.2",
     "/usr/lib/x86_64-linux-gnu/libnss_dns.so.2",
@@ -134,8 +142,21 @@ pub const PROVIDERS: [&str; 2] = ["ionic", "rxe"];
 pub const FILES: &[&str] = &["/usr/share/misc/pci.ids"];
 
 /// Kernel modules that must be there, with all that they depend on.
-pub const MODULES: &[&str] =
-    &["ionic", "8021q", "ib_core", "ib_uverbs", "ib_cm", "iw_cm", "rdma_cm", "rdma_ucm", "ib_umad", "virtio_blk"];
+pub const MODULES: &[&str] = &[
+    "ionic",
+    "8021q",
+    "ib_core",
+    "ib_uverbs",
+    "ib_cm",
+    "iw_cm",
+    "rdma_cm",
+    "rdma_ucm",
+    "ib_umad",
+    "virtio_blk",
+    "nvme_rdma",
+    "nvmet_rdma",
+    "brd",
+];
 
 /// Kernel modules that some kernels have built in or not at all.
 pub const OPTIONAL_MODULES: &[&str] = &["ib_uverbs_support", "virtio_pci", "virtio_console", "pktgen"];
@@ -147,6 +168,7 @@ pub const MODULE_TABLES: [&str; 3] = ["modules.builtin", "modules.builtin.modinf
 pub const OWN_FILES: &[(&str, u32, &str)] = &[
     ("init", 0o755, include_str!("init.sh")),
     ("usr/sbin/ernic-net", 0o755, include_str!("ernic-net.sh")),
+    ("usr/sbin/ernic-rxe", 0o755, include_str!("ernic-rxe.sh")),
     ("usr/share/udhcpc/ernic.script", 0o755, include_str!("udhcpc.sh")),
     ("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\n"),
     ("etc/group", 0o644, "root:x:0:\n"),
