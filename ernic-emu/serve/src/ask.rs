@@ -118,6 +118,11 @@ fn write_report(out: &mut String, status: &Status, now: Duration) -> fmt::Result
         "        GET {} with {} bytes, PUT {} with {} bytes; {} under way",
         rdma.reads, rdma.bytes_read, rdma.writes, rdma.bytes_written, rdma.active
     )?;
+    writeln!(
+        out,
+        "        {} work requests with {} bytes, {} failed",
+        rdma.work_requests, rdma.work_bytes, rdma.work_failed
+    )?;
     match s3 {
         None => writeln!(out, "s3      none")?,
         Some(S3 { url, bucket, connections, waiting, requests, objects, bytes, capacity, uploads }) => {
@@ -184,6 +189,9 @@ mod tests {
                 bytes_read: 13,
                 writes: 14,
                 bytes_written: 15,
+                work_requests: 16,
+                work_failed: 17,
+                work_bytes: 18,
             },
             s3: Some(S3 {
                 url: "http://192.168.200.1:9000/".into(),
@@ -219,6 +227,7 @@ nic     1dd8:1002 mac 02:1d:00:00:00:01 link down mtu 1500
         5 interrupts, 6 errors of the guest's driver
 rdma    7 memory regions, 8 queue pairs, 9 completion queues, 10 event queues, 11 address handles
         GET 12 with 13 bytes, PUT 14 with 15 bytes; 1 under way
+        16 work requests with 18 bytes, 17 failed
 s3      bucket 'ernic' at http://192.168.200.1:9000/
         3 objects, 4096 of 1048576 bytes, 1 uploads in progress
         2 connections, 0 waiting; 99 requests so far

@@ -146,6 +146,12 @@ pub struct Rdma {
     pub writes: u64,
     /// Bytes that they moved.
     pub bytes_written: u64,
+    /// The guest's own work requests that succeeded.
+    pub work_requests: u64,
+    /// Those that failed; those that were flushed are in neither.
+    pub work_failed: u64,
+    /// Bytes that they moved.
+    pub work_bytes: u64,
 }
 
 /// The endpoint and its store.

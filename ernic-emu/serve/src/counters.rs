@@ -7,7 +7,7 @@ use std::{
 
 use ernic_emu::{
     device::{Device, GuestErrors},
-    rdma::Objects,
+    rdma::{self, Objects},
 };
 use prometheus_client::{
     collector::Collector,
@@ -43,6 +43,8 @@ pub struct Counters {
     pub interrupts: u64,
     /// RDMA objects there are.
     pub objects: Objects,
+    /// What work requests did; from the start of the server.
+    pub work: rdma::Traffic,
     /// What the guest did wrong.
     pub guest_errors: GuestErrors,
 }
@@ -74,6 +76,7 @@ impl Counters {
             },
             interrupts: device.interrupts_total(),
             objects: device.rdma_objects(),
+            work: device.rdma_traffic(),
             guest_errors: device.guest_errors(),
         }
     }
@@ -96,6 +99,8 @@ impl Counters {
         let Objects { eqs, cqs, qps, ahs, regions } = self.objects;
         let objects =
             [("mr", regions.into()), ("qp", count(qps)), ("cq", count(cqs)), ("eq", count(eqs)), ("ah", count(ahs))];
+        let rdma::Traffic { requests, failed, bytes: moved, dropped, waits } = self.work;
+        let outcomes = [("ok", requests), ("failed", failed)];
         let errors: Vec<_> = self.guest_errors.by_kind().collect();
         let (frames, bytes, lost) = (both(|t| t.frames), both(|t| t.bytes), both(|t| t.lost));
         let (kind, direction) = (Some("kind"), Some("direction"));
@@ -106,6 +111,10 @@ impl Counters {
         metric(counter, "ernic_nic_bytes", "Bytes of Ethernet frames, by direction", direction, &bytes)?;
         metric(counter, "ernic_nic_frames_lost", "Frames lost at the rings, by direction", direction, &lost)?;
         metric(counter, "ernic_nic_interrupts", "Interrupts delivered to the guest", None, &one(self.interrupts))?;
+        metric(counter, "ernic_nic_rdma_requests", "RDMA work requests, by outcome", Some("outcome"), &outcomes)?;
+        metric(counter, "ernic_nic_rdma_bytes", "Bytes moved by RDMA work requests", None, &one(moved))?;
+        metric(counter, "ernic_nic_rdma_datagrams_dropped", "RDMA datagrams that went nowhere", None, &one(dropped))?;
+        metric(counter, "ernic_nic_rdma_waits", "Times that an RDMA work request had to wait", None, &one(waits))?;
         metric(counter, "ernic_nic_guest_errors", "What the guest's driver did wrong, by kind", kind, &errors)
     }
 }
@@ -156,6 +165,7 @@ mod tests {
             received: Traffic { frames: 4, bytes: 5, lost: 6 },
             interrupts: 7,
             objects: Objects { eqs: 8, cqs: 9, qps: 10, ahs: 11, regions: 12 },
+            work: rdma::Traffic { requests: 15, failed: 16, bytes: 17, dropped: 18, waits: 19 },
             guest_errors: GuestErrors { doorbells: 13, info_dma: 14, ..GuestErrors::default() },
         });
         let mut page = String::new();
@@ -175,6 +185,11 @@ mod tests {
             r#"ernic_nic_bytes_total{direction="to_guest"} 5"#,
             r#"ernic_nic_frames_lost_total{direction="to_guest"} 6"#,
             "ernic_nic_interrupts_total 7",
+            r#"ernic_nic_rdma_requests_total{outcome="ok"} 15"#,
+            r#"ernic_nic_rdma_requests_total{outcome="failed"} 16"#,
+            "ernic_nic_rdma_bytes_total 17",
+            "ernic_nic_rdma_datagrams_dropped_total 18",
+            "ernic_nic_rdma_waits_total 19",
             r#"ernic_nic_guest_errors_total{kind="doorbells"} 13"#,
             r#"ernic_nic_guest_errors_total{kind="info_dma"} 14"#,
             r#"ernic_nic_guest_errors_total{kind="rdma_commands"} 0"#,

@@ -341,7 +341,7 @@ impl Server {
     /// How the server is now.
     fn status(&self) -> Status {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let Counters { link_up, driver, sent, received, interrupts, objects, guest_errors } =
+        let Counters { link_up, driver, sent, received, interrupts, objects, work, guest_errors } =
             Counters::of(&self.device);
         let traffic = |of: counters::Traffic| control::Traffic { frames: of.frames, bytes: of.bytes, lost: of.lost };
         let metrics = self.s3.as_ref().map(|s3| s3.service.metrics());
@@ -390,6 +390,9 @@ impl Server {
                 bytes_read: metrics.map_or(0, s3_proto::Metrics::rdma_bytes_read),
                 writes: metrics.map_or(0, s3_proto::Metrics::rdma_writes),
                 bytes_written: metrics.map_or(0, s3_proto::Metrics::rdma_bytes_written),
+                work_requests: work.requests,
+                work_failed: work.failed,
+                work_bytes: work.bytes,
             },
             s3,
             errors: self.recent.lines(),
