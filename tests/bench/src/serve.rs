@@ -166,7 +166,12 @@ fn row(bench: &Bench, direction: Direction, size: usize, connections: usize) -> 
         ours.push(speed);
         samples.push(latencies);
         for ((peer, program), speeds) in peers.iter().zip(&mut theirs) {
-            let (speed, _) = peer.start(program).and_then(&measure).with_context(|| peer.name())?;
+            let one = || peer.start(program).and_then(&measure).with_context(|| peer.name());
+            // A fault of a peer's must not cost the whole run.
+            let (speed, _) = one().or_else(|error| {
+                eprintln!("{error:#}; this start is taken once more");
+                one()
+            })?;
             speeds.push(speed);
         }
     }
