@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use crate::{TokenHeader, Window};
+use crate::{RcEndpoint, TokenHeader, Window};
 
 /// Most bytes that a caller moves at a time, 256 KiB: an emulated NIC copies them within one turn of its event loop, and a
 /// register access of the guest waits for it that long.
@@ -97,7 +97,7 @@ pub trait RemoteMemory: Send + Sync {
 /// of no more use and fails with the same error. Callers move at most [`CHUNK`] bytes at a time and give their event loop a
 /// turn in between: an implementation may copy without giving the thread back.
 ///
-/// When a transfer has completed, its bytes are where they belong: a client that hears of it later finds them there. When its
+/// When a transfer has completed and was flushed, its bytes are where they belong: a client that hears of it later finds them there. When its
 /// future is dropped before, neither the caller's buffer nor the client's memory is touched any more once the drop returns.
 #[async_trait]
 pub trait RemoteWindow: Send + Sync {
@@ -120,5 +120,19 @@ pub trait RemoteWindow: Send + Sync {
 
     /// Writes all of `from` to `offset` bytes behind the window's start and on. Errors as of [`RemoteWindow::read`], with the
     /// accesses exchanged. After an error these `from.len()` bytes of the window are arbitrary, and no other byte is touched.
+    ///
+    /// Where transfers take their time, as over a network, the bytes may still be under way when this returns; a failure then comes
+    /// with a later call.
     async fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), RemoteError>;
+
+    /// Waits until all that was written is where it belongs. Errors: as of [`RemoteWindow::write`].
+    async fn flush(&mut self) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    /// The server's end of the connection that the window is reached over, for the reply (section 4, rule 3). `None` where there
+    /// is no connection.
+    fn endpoint(&self) -> Option<RcEndpoint> {
+        None
+    }
 }

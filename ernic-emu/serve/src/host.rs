@@ -29,7 +29,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use crate::{credentials, options::ServeOptions, startup, stores};
+use crate::{credentials, options::ServeOptions, rdma::Hardware, startup, stores};
 
 /// Connections that wait to be accepted (`listen`(2)); the kernel may take fewer (`net.core.somaxconn`).
 const BACKLOG: u32 = 1024;
@@ -73,8 +73,13 @@ async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     // Others than this machine may not even see the figures, if they have no key.
     let config = S3Config { open_pages: options.is_local(), ..stores::service_config(s3) };
     let keys = credentials.as_ref().map_or(0, Credentials::len);
-    let service = stores::service(store, config, credentials).build();
-    startup::announce_serve(options, address, keys);
+    let hardware = options.rdma.as_ref().map(Hardware::open).transpose()?;
+    let mut service = stores::service(store, config, credentials);
+    if let Some(hardware) = &hardware {
+        service = hardware.serve(service);
+    }
+    let service = service.build();
+    startup::announce_serve(options, address, keys, hardware.as_ref());
 
     let origin = Instant::now();
     let limit = u32::try_from(options.max_connections).unwrap_or(u32::MAX);

@@ -14,6 +14,7 @@ pub mod logging;
 pub mod mac;
 pub mod options;
 pub mod pcap;
+pub mod rdma;
 pub mod recent;
 pub mod signals;
 pub mod size;

@@ -24,6 +24,7 @@ use crate::{
     credentials,
     logging::{self, LogFilter, LogFormat},
     mac::Mac,
+    rdma::VerbsOptions,
     recent::Recent,
     size::parse_size,
 };
@@ -77,6 +78,19 @@ Examples:
   ernic serve -l [::1]:0 -b s3:size=1G             a free port, which the log names
   ernic serve -l 0.0.0.0:9000 -b s3:credentials=keys   for those who have a key
   ernic serve -l 0.0.0.0:9000 --insecure           for everybody who can reach this machine
+  ernic serve --rdma verbs:device=mlx5_0           with payloads by RDMA, in a build with the feature 'verbs'
+
+Options of the verbs hardware (defaults in brackets):
+  device=NAME    [the first with an active port]   port=N        of the device, 1..255 [1]
+  gid=N|auto     index of the source GID [auto]    mtu=auto|256..4096  bytes of a packet [auto: the port's]
+  buffers=NxSIZE registered, of 64K to 1G [4x64M]  depth=N       requests under way on a queue pair [16]
+  v2=on|off      hipobj-rc-v2 [on]                 v1=on|off     hipObject's first protocol, for GET [off]
+  rc-c=on|off    tokens C, D, E name connections that there are [off]
+  timeout=N      4.096 us * 2^N for an answer, 1..31 [14]        retry=N, rnr-retry=N  0..7 [7]
+  wait=TIME      for one request, or a client to connect [10s]   idle=TIME  until a connection is closed [60s]
+  connections=N  queue pairs in all [256]          per-client=N  queue pairs and sessions of one [64]
+  sessions=N     sessions of hipobj-rc-v2 [64]
+A TIME is a number and ms, s or m.
 
 The backend's options are those of 'ernic --help' but for ip=, port= and dhcp=; size=4G and objects=1000000 are the defaults.";
 
@@ -175,6 +189,10 @@ pub struct ServeOptions {
     /// The store: s3[:key=value,…]
     #[arg(short, long, value_name = "BACKEND", default_value = "s3", value_parser = S3Options::serve)]
     pub backend: S3Options,
+
+    /// Move payloads with RDMA hardware: verbs[:key=value,…]
+    #[arg(long, value_name = "HARDWARE")]
+    pub rdma: Option<VerbsOptions>,
 
     /// Serve others than this machine although anybody may read and write
     #[arg(long)]
@@ -591,6 +609,8 @@ mod tests {
     #[test]
     fn serving_without_a_nic() {
         let defaults = serve(&[]);
+        assert_eq!(defaults.rdma, None);
+        assert_eq!(serve(&["--rdma", "verbs"]).rdma, Some(VerbsOptions::default()));
         assert_eq!((defaults.listen, &defaults.backend), ("127.0.0.1:9000".parse().unwrap(), &S3Options::of_serve()));
         assert_eq!((defaults.max_connections, defaults.idle_timeout), (1024, Duration::from_secs(60)));
         assert!(defaults.is_local() && !defaults.insecure);
@@ -617,6 +637,11 @@ mod tests {
         for (args, expected) in [
             (&["-b", "s3:size=bogus"][..], "s3 backend: bad size 'bogus'"),
             (&["--backend", "tape"], "--backend: unknown backend 'tape': use none or s3"),
+            (
+                &["serve", "--rdma", "verbs:buffers=0x64M"],
+                "--rdma: bad buffers '0x64M': for the count, use a number from 1 to 4096",
+            ),
+            (&["serve", "--rdma", "ofi"], "--rdma: unknown hardware 'ofi': use verbs or verbs:device=NAME,…"),
             (&["--mtu", "67"], "--mtu: bad MTU '67': use a number from 68 to 9198"),
             (&["--mtu", "9199"], "--mtu: bad MTU '9199': use a number from 68 to 9198"),
             (&["--mtu", "1k"], "--mtu: bad MTU '1k': use a number from 68 to 9198"),

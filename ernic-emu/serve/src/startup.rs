@@ -11,6 +11,7 @@ use crate::{
     backend::{Backend, S3Options},
     credentials,
     options::{Options, ServeOptions},
+    rdma::Hardware,
 };
 
 /// Store, endpoint and address, in the words that users of rocm-ernic know.
@@ -94,11 +95,16 @@ pub fn announce(options: &Options) {
 
 /// Logs what `ernic serve` serves, and where, and how to try it; `keys` is the number of access keys. Call it when the address
 /// is listened on.
-pub fn announce_serve(options: &ServeOptions, address: SocketAddr, keys: usize) {
+pub fn announce_serve(options: &ServeOptions, address: SocketAddr, keys: usize, hardware: Option<&Hardware>) {
     let s3 = &options.backend;
     tracing::info!("s3 bucket '{}' {} bytes at http://{address}/", s3.bucket, s3.size);
     tracing::info!("{}", limits(s3, ""));
-    tracing::info!("no RDMA: no hardware backend configured; requests with an RDMA token are declined (501)");
+    match hardware {
+        None => {
+            tracing::info!("no RDMA: no hardware backend configured; requests with an RDMA token are declined (501)")
+        }
+        Some(hardware) => hardware.lines().iter().for_each(|line| tracing::info!("{line}")),
+    }
     for command in commands(&s3.bucket, reachable(address), keys > 0) {
         tracing::info!("try: {command}");
     }

@@ -154,6 +154,9 @@ impl Transfer {
                 rest = later;
             }
         }
+        if let Some(window) = &mut self.window {
+            window.flush().await.map_err(|error| self.failed(&error))?;
+        }
         match self.fault {
             Some(Fault::Fail) => Err(self.failed_on_demand()),
             _ => Ok(()),
