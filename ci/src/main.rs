@@ -11,6 +11,7 @@ mod ext4;
 mod formats;
 mod guest;
 mod lanes;
+mod native;
 mod peers;
 mod process;
 mod progress;

@@ -74,6 +74,16 @@ fn artifact(line: &[u8], programs: &mut Programs) {
     }
 }
 
+/// Which packages: all, where the machine can build them.
+fn packages() -> Option<&'static str> {
+    let missing = crate::native::missing();
+    if missing.is_empty() {
+        return Some("--workspace");
+    }
+    say!("without ernic-verbs, which needs {}: apt-get install cmake libclang-dev", missing.join(" and "));
+    None
+}
+
 /// Builds all test programs of the workspace. What does not build is missing from the result, and Cargo has said why.
 ///
 /// # Errors
@@ -82,7 +92,7 @@ pub fn build() -> Result<Programs> {
     let start = Instant::now();
     let mut command = crate::cargo();
     // `cargo test --no-run` builds the same, but stops at the first target that does not build, and builds examples too.
-    command.args(["build", "--workspace", "--tests", "--keep-going", "--message-format=json-render-diagnostics"]);
+    command.args(["build", "--tests", "--keep-going", "--message-format=json-render-diagnostics"]).args(packages());
     let output = process::end_with_parent(&mut command)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -206,7 +216,7 @@ pub fn run(
 /// # Errors
 /// When one fails.
 pub fn doc() -> Result<String> {
-    process::output(crate::cargo().args(["test", "--workspace", "--doc", "--quiet"]))?;
+    process::output(crate::cargo().args(["test", "--doc", "--quiet"]).args(packages()))?;
     Ok(String::new())
 }
 
