@@ -127,16 +127,16 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// The system's error at the root.
+/// The system's error at the root. What kind of error a call of sideway's has is `#[error(transparent)]`, so that the chain ends
+/// before the `io::Error` in it: its number is read from its text, which `std` ends with `(os error N)`.
 fn number(error: &(dyn Error + 'static)) -> Option<i32> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return error.raw_os_error();
-        }
-        next = error.source();
+    let mut root = error;
+    while let Some(error) = root.source() {
+        root = error;
     }
-    None
+    let text = root.to_string();
+    let (_, number) = text.rsplit_once("(os error ")?;
+    number.strip_suffix(')')?.parse().ok()
 }
 
 fn failed(what: &'static str, error: &(dyn Error + 'static)) -> OpenError {
@@ -727,6 +727,15 @@ mod tests {
         assert!(!failed("make a completion queue", &error).to_string().contains("ulimit"));
         let text = failed("list the devices", &io::Error::from_raw_os_error(95)).to_string();
         assert!(text.contains("install libibverbs.so.1"), "{text}");
+        // As sideway gives it: the kind in between hides the system's error.
+        #[derive(Debug, thiserror::Error)]
+        #[error(transparent)]
+        struct Kind(io::Error);
+        #[derive(Debug, thiserror::Error)]
+        #[error("inner")]
+        struct Inner(#[source] Kind);
+        assert_eq!(number(&Inner(Kind(io::Error::from_raw_os_error(61)))), Some(61));
+        assert_eq!(number(&io::Error::other("no number")), None);
     }
 
     /// Where there is no library or no device, which is usual where tests run, the error says so; else this name is not among
