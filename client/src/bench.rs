@@ -238,6 +238,16 @@ pub enum BenchError {
         /// Of what was stored.
         due: u32,
     },
+    /// One of its bytes is not the one that was stored.
+    #[error("GET of '{key}' in round {round}: byte {byte} is not the one that was stored")]
+    Byte {
+        /// The object.
+        key: String,
+        /// Which byte.
+        byte: u64,
+        /// In which round.
+        round: u32,
+    },
 }
 
 /// Runs the plan with one thread for each worker. Each iteration, all store, and when the last has, all fetch: transfers of

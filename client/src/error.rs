@@ -197,6 +197,51 @@ pub enum Violation {
         /// What was asked for.
         expected: String,
     },
+    /// The answer is of another protocol.
+    #[error("{name} is '{0}'", name = names::PROTOCOL)]
+    Protocol(String),
+    /// A success that does not say which protocol it is of.
+    #[error("a success without {}", names::PROTOCOL)]
+    NoProtocol,
+    /// A header that does not have the form that it should.
+    #[error("malformed {name} '{value}'")]
+    MalformedHeader {
+        /// Its name.
+        name: &'static str,
+        /// What it says; nothing, if it is not there.
+        value: String,
+    },
+    /// A session for a PUT without a place to write to.
+    #[error("no {} and {}", names::MR_ADDR, names::MR_RKEY)]
+    NoStaging,
+    /// The answer is about another transfer.
+    #[error("cookie {got:08x} where {due:08x} was due")]
+    Cookie {
+        /// What the server says.
+        got: u32,
+        /// What the client has said.
+        due: u32,
+    },
+    /// What came over the queue pair is not what the answer says.
+    #[error("{bytes} bytes with immediate {immediate:08x} arrived where {counted} with {due:08x} were due")]
+    Arrival {
+        /// Bytes that came.
+        bytes: u64,
+        /// Bytes that the server says it sent.
+        counted: u64,
+        /// The immediate that came with them.
+        immediate: u32,
+        /// The cookie.
+        due: u32,
+    },
+    /// The server's checksum is not that of the bytes.
+    #[error("CRC64NVME {got} where {due} was due")]
+    Checksum {
+        /// What the server says.
+        got: String,
+        /// That of the bytes in the buffer.
+        due: String,
+    },
     /// A header that is there twice, with different values.
     #[error("two different values of {0}")]
     Twice(String),

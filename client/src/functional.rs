@@ -3,16 +3,17 @@
 //! Each check makes requests, compares every byte of the memory that was involved, also of the bytes that must not have been
 //! touched, and then asks the server for its counters: they must have risen by exactly what was moved.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use crc_fast::CrcAlgorithm;
-use rdma_token::{TokenHeader, Window, names};
+use rdma_token::{RcTarget, TokenHeader, Window, names};
 
 use crate::{
     ClientError,
     counters::{Counters, Rise},
-    memory::{Layout, MemoryError, Region, Registrar, Rights},
+    memory::{Layout, MemoryError, QueuePair, Region, Registrar, Rights},
+    rc::{self, Answered, Place, Prepared, Protocol},
     s3::{Answer, Body, Client, Part, Request},
     size,
     transfer::{Asked, Direction, Family, Moved, Verdict, mint, whole},
@@ -23,6 +24,9 @@ const GUARD: usize = 4096;
 
 /// What a region holds before a transfer.
 const POISON: u8 = 0xd7;
+
+/// Longest wait for what the server has said to have sent.
+const ARRIVAL: Duration = Duration::from_secs(5);
 
 /// Bytes that are compared at a time.
 const PIECE: usize = 16 << 20;
@@ -38,6 +42,8 @@ const PART: usize = 5 * MIB;
 pub struct Plan {
     /// A bucket; it is made if it does not exist.
     pub bucket: String,
+    /// How RDMA is asked for: [`Protocol::RcV2`], or else by token.
+    pub protocol: Protocol,
     /// Form of the tokens.
     pub family: Family,
     /// Bytes of the largest round trip.
@@ -48,7 +54,7 @@ impl Plan {
     /// Checks in that bucket, with tokens of family A and a largest round trip of 64 MiB.
     #[must_use]
     pub fn new(bucket: impl Into<String>) -> Self {
-        Self { bucket: bucket.into(), family: Family::A, large: 64 * MIB }
+        Self { bucket: bucket.into(), protocol: Protocol::Token, family: Family::A, large: 64 * MIB }
     }
 }
 
@@ -146,17 +152,49 @@ pub fn run(
     suite.check("listing", Suite::listing);
     suite.check("deletion, and 404 after it", Suite::deletion);
     suite.check("error: missing key", Suite::missing_key);
-    suite.check("error: malformed token", Suite::malformed_token);
-    suite.check("error: wrong bucket", Suite::wrong_bucket);
-    suite.check("error: rkey 0", |suite| suite.bad_rkey(|_| 0));
-    suite.check("error: unknown rkey", |suite| suite.bad_rkey(|rkey| rkey ^ 0x7f3a_5c00));
-    suite.check("error: window outside the registration", Suite::outside);
-    suite.check("error: buffer registered without remote rights", Suite::no_rights);
-    suite.check("error: deregistered buffer", Suite::deregistered);
+    if plan.protocol == Protocol::RcV2 {
+        suite.check("error: wrong bucket", Suite::wrong_bucket_of_session);
+        suite.check("error: malformed session", Suite::malformed_session);
+        suite.check("error: too large", Suite::too_large);
+        suite.check("error: another cookie", Suite::other_cookie);
+        suite.check("error: a session is made ready once", Suite::ready_once);
+        suite.check("a session is cancelled", Suite::cancelled);
+        suite.check("error: rkey 0", Suite::session_without_key);
+        suite.check("error: unknown rkey", |suite| suite.session_to(Rights::ALL, |to| to.rkey ^= 0x7f3a_5c00));
+        suite.check("error: window outside the registration", |suite| {
+            suite.session_to(Rights::ALL, |to| to.address ^= 1 << 40)
+        });
+        suite.check("error: buffer registered without remote rights", |suite| suite.session_to(Rights::NONE, |_| {}));
+    } else {
+        suite.check("error: malformed token", Suite::malformed_token);
+        suite.check("error: wrong bucket", Suite::wrong_bucket);
+        suite.check("error: rkey 0", |suite| suite.bad_rkey(|_| 0));
+        suite.check("error: unknown rkey", |suite| suite.bad_rkey(|rkey| rkey ^ 0x7f3a_5c00));
+        suite.check("error: window outside the registration", Suite::outside);
+        suite.check("error: buffer registered without remote rights", Suite::no_rights);
+        suite.check("error: deregistered buffer", Suite::deregistered);
+    }
     // What failed checks have left behind is not theirs to find.
     suite.sweep();
     suite.check("the store is empty at the end", |suite| suite.empty(&before));
     Ok(suite.summary)
+}
+
+/// A session of `hipobj-rc-v2` that is made step by step.
+struct HandMade {
+    key: String,
+    content: Vec<u8>,
+    memory: Memory,
+    prepared: Prepared,
+    cookie: u32,
+    pair: Box<dyn QueuePair>,
+}
+
+impl HandMade {
+    /// Where its bytes go.
+    fn to(&self) -> RcTarget {
+        RcTarget { address: self.memory.window().address, rkey: self.memory.region.rkey() }
+    }
 }
 
 /// What a bucket and the server hold.
@@ -322,13 +360,22 @@ impl Suite<'_> {
     /// A transfer of the whole window that is to succeed.
     fn transfer(&mut self, request: Request<'_>, direction: Direction, memory: &Memory) -> Result<Moved, Failure> {
         let asked = Asked { direction, range: None, window: memory.length as u64, bytes: Some(memory.length as u64) };
+        self.moved(request, memory, &asked)
+    }
+
+    /// Asks for a transfer of the whole window, by the protocol that is checked.
+    fn attempt(&mut self, request: Request<'_>, memory: &Memory, asked: &Asked) -> Result<(Verdict, Answer), Failure> {
+        if self.plan.protocol == Protocol::RcV2 {
+            let place = Place { region: &*memory.region, window: memory.window() };
+            return Ok(self.client.by_rc(&request, self.registrar, place, asked)?);
+        }
         let token = self.token(memory, memory.window())?;
-        self.moved(request, &token, &asked)
+        Ok(self.client.by_token(request, &token, asked)?)
     }
 
     /// A transfer that is to succeed.
-    fn moved(&mut self, request: Request<'_>, token: &TokenHeader, asked: &Asked) -> Result<Moved, Failure> {
-        let (verdict, answer) = self.client.by_token(request, token, asked)?;
+    fn moved(&mut self, request: Request<'_>, memory: &Memory, asked: &Asked) -> Result<Moved, Failure> {
+        let (verdict, answer) = self.attempt(request, memory, asked)?;
         // Some clients match these names in lower case only (wire document, section 3).
         for (name, _) in &answer.headers {
             if name.to_ascii_lowercase().starts_with("x-amz-rdma") && *name != name.to_ascii_lowercase() {
@@ -405,15 +452,20 @@ impl Suite<'_> {
         let key = self.key("ranged");
         let content = self.content(4 * KIB);
         self.put_body(&key, &content)?;
-        let part = content.get(1024..1536).unwrap_or_default();
         // With a window of the range's length, and with a longer one: both begin with the range's first byte.
         for length in [512, 4 * KIB] {
             let into = self.memory(length, 0, 0, Rights::ALL)?;
-            let token = self.token(&into, into.window())?;
-            let asked =
-                Asked { direction: Direction::Get, range: Some((1024, 1535)), window: length as u64, bytes: Some(512) };
-            let moved = self.moved(self.request("GET", &key), &token, &asked)?;
-            if moved.reply.to_string() != "206" {
+            let rc = self.plan.protocol == Protocol::RcV2;
+            // A session's range is as long as its window; the longer one ends behind the object, which ends it.
+            let (last, part) = match rc {
+                true => (1024 + length as u64 - 1, content.get(1024..).unwrap_or_default()),
+                false => (1535, content.get(1024..1536).unwrap_or_default()),
+            };
+            let part = part.get(..length).unwrap_or(part);
+            let (window, bytes) = (length as u64, Some(part.len() as u64));
+            let asked = Asked { direction: Direction::Get, range: Some((1024, last)), window, bytes };
+            let moved = self.moved(self.request("GET", &key), &into, &asked)?;
+            if !rc && moved.reply.to_string() != "206" {
                 return wrong(format!("the reply is '{}', not '206'", moved.reply));
             }
             into.expect(part)?;
@@ -426,7 +478,7 @@ impl Suite<'_> {
         let content = self.content(8 * KIB);
         self.put_body(&key, &content)?;
         let into = self.memory(3000, 0, 0, Rights::ALL)?;
-        if self.plan.family == Family::C {
+        if self.plan.family == Family::C && self.plan.protocol != Protocol::RcV2 {
             // Wire document, section 4, rule 7: refused, where A and B are filled up.
             let token = self.token(&into, into.window())?;
             let answer = self.ask(self.request("GET", &key), &token.headers())?;
@@ -480,9 +532,8 @@ impl Suite<'_> {
             };
             if number == 1 {
                 // One that is not the part's is refused.
-                let token = self.token(&from, from.window())?;
-                let answer = self.ask(request(&crc64nvme(second)), &token.headers())?;
-                refused(&answer, 400, "BadDigest", Some(400))?;
+                let request = request(&crc64nvme(second));
+                self.transfer_is_refused(request, Direction::Put, &from, 400, "BadDigest")?;
             }
             let sum = crc64nvme(piece);
             let moved = self.transfer(request(&sum), Direction::Put, &from)?;
@@ -642,10 +693,199 @@ impl Suite<'_> {
     }
 
     fn get_is_refused(&mut self, key: &str, memory: &Memory, status: u16, code: &str) -> Check {
-        let token = self.token(memory, memory.window())?;
-        let answer = self.ask(self.request("GET", key), &token.headers())?;
-        refused(&answer, status, code, Some(status))?;
+        self.transfer_is_refused(self.request("GET", key), Direction::Get, memory, status, code)?;
         memory.expect(&[])
+    }
+
+    /// A transfer of the whole window that S3 is to refuse.
+    fn transfer_is_refused(
+        &mut self,
+        request: Request<'_>,
+        direction: Direction,
+        memory: &Memory,
+        status: u16,
+        code: &str,
+    ) -> Check {
+        if self.plan.protocol != Protocol::RcV2 {
+            let token = self.token(memory, memory.window())?;
+            let answer = self.ask(request, &token.headers())?;
+            return refused(&answer, status, code, Some(status));
+        }
+        let length = memory.length as u64;
+        let asked = Asked { direction, range: None, window: length, bytes: Some(length) };
+        match self.attempt(request, memory, &asked) {
+            Err(Failure::Client(ClientError::Refused(refusal)))
+                if (refusal.status, refusal.code.as_str()) == (status, code) =>
+            {
+                Ok(())
+            }
+            Err(failure) => wrong(format!("{failure}, where {status} {code} was due")),
+            Ok((Verdict::FallBack(signal, refusal), _)) => {
+                wrong(format!("{refusal} ({signal}), where {status} {code} was due"))
+            }
+            Ok((Verdict::Moved(_), _)) => wrong(format!("a transfer where {status} {code} was due")),
+        }
+    }
+
+    fn wrong_bucket_of_session(&mut self) -> Check {
+        let memory = self.memory(KIB, 0, 0, Rights::ALL)?;
+        let bucket = format!("no-such-{:016x}", fastrand::u64(..));
+        for (method, direction) in [("GET", Direction::Get), ("PUT", Direction::Put)] {
+            let request = Request::new(method, &bucket, "key");
+            self.transfer_is_refused(request, direction, &memory, 404, "NoSuchBucket")
+                .map_err(|failure| at(method, failure))?;
+        }
+        memory.expect(&[])
+    }
+
+    /// A request of prepare for the whole window, and the queue pair that it names.
+    fn preparation(
+        &self,
+        direction: Direction,
+        key: &str,
+        memory: &Memory,
+    ) -> Result<(Request<'static>, Box<dyn QueuePair>, u32, u32), Failure> {
+        let pair = self.registrar.queue_pair()?;
+        let (psn, cookie) = (rc::random(24), rc::random(32));
+        let length = memory.length as u64;
+        let asked = Asked { direction, range: None, window: length, bytes: Some(length) };
+        let place = Place { region: &*memory.region, window: memory.window() };
+        let request = rc::prepare(&self.request("GET", key), &*pair, place, &asked, psn, cookie);
+        Ok((request, pair, psn, cookie))
+    }
+
+    /// A connected session for a GET of a new object of a KiB, the object and its content.
+    fn session(&mut self, rights: Rights) -> Result<HandMade, Failure> {
+        let key = self.key("session");
+        let content = self.content(KIB);
+        self.put_body(&key, &content)?;
+        let memory = self.memory(KIB, 0, 0, rights)?;
+        let (request, mut pair, psn, cookie) = self.preparation(Direction::Get, &key, &memory)?;
+        let answer = self.client.call(&request, None)?;
+        let Answered::Prepared(prepared) = rc::judge_prepare(&answer, Direction::Get)? else {
+            return wrong(format!("no session: {}", answer.refusal()?));
+        };
+        pair.connect(&prepared.peer, psn, prepared.psn)?;
+        Ok(HandMade { key, content, memory, prepared, cookie, pair })
+    }
+
+    /// Makes it ready, with its memory at `to`.
+    fn ready(&mut self, session: &HandMade, cookie: u32, to: RcTarget) -> Result<Answer, Failure> {
+        let request = rc::of_session("ready", &session.prepared.session, cookie)
+            .header(names::MR_ADDR, format!("{:x}", to.address))
+            .header(names::MR_RKEY, format!("{:x}", to.rkey));
+        Ok(self.client.call(&request, None)?)
+    }
+
+    fn cancel(&mut self, session: &HandMade) -> Check {
+        let request = rc::of_session("cancel", &session.prepared.session, session.cookie);
+        let answer = self.client.call(&request, None)?;
+        if answer.status == 204 { Ok(()) } else { wrong(format!("cancel gives {} where 204 was due", answer.status)) }
+    }
+
+    /// Makes it ready as it should be: it still can be.
+    fn finish(&mut self, mut session: HandMade) -> Check {
+        let answer = self.ready(&session, session.cookie, session.to())?;
+        let length = session.content.len() as u64;
+        let asked = Asked { direction: Direction::Get, range: None, window: length, bytes: Some(length) };
+        let Verdict::Moved(_) = rc::judge_ready(&answer, &asked, session.cookie)? else {
+            return wrong(format!("not by RDMA: {}", answer.refusal()?));
+        };
+        self.due.read_ops += 1;
+        self.due.read_bytes += length;
+        let arrived = session.pair.arrived(ARRIVAL)?;
+        if (arrived.bytes, arrived.immediate) != (length, session.cookie) {
+            return wrong(format!("{arrived:?} where {length} bytes with {:08x} were due", session.cookie));
+        }
+        session.memory.expect(&session.content)?;
+        // Its answer was the last: there is no such session any more.
+        let again = self.ready(&session, session.cookie, session.to())?;
+        session_error(&again, 409, "InvalidRDMASession")?;
+        session.memory.expect(&session.content)?;
+        self.delete(&session.key)
+    }
+
+    fn malformed_session(&mut self) -> Check {
+        let key = self.key("malformed-session");
+        let memory = self.memory(KIB, 0, 0, Rights::ALL)?;
+        let content = self.content(KIB);
+        self.put_body(&key, &content)?;
+        for (name, value) in [
+            (names::TOKEN, "token"),
+            (names::PSN, "000000"),
+            (names::PSN, "1234567"),
+            (names::COOKIE, "0123"),
+            (names::OP, "POST"),
+            (names::TARGET, "bucket/key"),
+            (names::TARGET, "/bucket"),
+            (names::SIZE, "0"),
+            (names::SIZE, "-1"),
+            (names::OFFSET, "x"),
+        ] {
+            let (mut request, _pair, ..) = self.preparation(Direction::Get, &key, &memory)?;
+            request.headers.retain(|(have, _)| *have != name);
+            request.headers.push((name, value.to_owned()));
+            let answer = self.client.call(&request, None)?;
+            session_error(&answer, 400, "InvalidArgument")
+                .map_err(|failure| at(format!("{name}: {value}"), failure))?;
+        }
+        memory.expect(&[])?;
+        self.still(&key, &content)
+    }
+
+    fn too_large(&mut self) -> Check {
+        let memory = self.memory(KIB, 0, 0, Rights::ALL)?;
+        for size in [rc::MAX_SIZE, rc::MAX_SIZE + 1] {
+            let (mut request, _pair, ..) = self.preparation(Direction::Put, &self.key("too-large"), &memory)?;
+            request.headers.retain(|(name, _)| *name != names::SIZE);
+            request.headers.push((names::SIZE, size.to_string()));
+            let answer = self.client.call(&request, None)?;
+            session_error(&answer, 413, "EntityTooLarge").map_err(|failure| at(size, failure))?;
+        }
+        Ok(())
+    }
+
+    fn other_cookie(&mut self) -> Check {
+        let session = self.session(Rights::ALL)?;
+        let answer = self.ready(&session, session.cookie ^ 1, session.to())?;
+        session_error(&answer, 403, "AccessDenied")?;
+        session.memory.expect(&[])?;
+        self.finish(session)
+    }
+
+    fn ready_once(&mut self) -> Check {
+        let session = self.session(Rights::ALL)?;
+        self.finish(session)
+    }
+
+    fn cancelled(&mut self) -> Check {
+        let session = self.session(Rights::ALL)?;
+        self.cancel(&session)?;
+        let answer = self.ready(&session, session.cookie, session.to())?;
+        session_error(&answer, 409, "InvalidRDMASession")?;
+        // Of what has ended already, too.
+        self.cancel(&session)?;
+        session.memory.expect(&[])?;
+        self.still(&session.key, &session.content)
+    }
+
+    fn session_without_key(&mut self) -> Check {
+        let session = self.session(Rights::ALL)?;
+        let answer = self.ready(&session, session.cookie, RcTarget { rkey: 0, ..session.to() })?;
+        session_error(&answer, 400, "InvalidArgument")?;
+        session.memory.expect(&[])?;
+        self.still(&session.key, &session.content)
+    }
+
+    /// The server is told of memory that it may not write: the transfer fails, and nothing changes.
+    fn session_to(&mut self, rights: Rights, change: impl FnOnce(&mut RcTarget)) -> Check {
+        let session = self.session(rights)?;
+        let mut to = session.to();
+        change(&mut to);
+        let answer = self.ready(&session, session.cookie, to)?;
+        session_error(&answer, 503, "RDMATransferError")?;
+        session.memory.expect(&[])?;
+        self.still(&session.key, &session.content)
     }
 
     /// The object is what it was. It is deleted then.
@@ -697,6 +937,15 @@ impl Suite<'_> {
 
 fn at(place: impl fmt::Display, failure: Failure) -> Failure {
     Failure::Wrong(format!("{place}: {failure}"))
+}
+
+/// An error of `hipobj-rc-v2` must have this status and code, and say of which protocol it is.
+fn session_error(answer: &Answer, status: u16, code: &str) -> Check {
+    refused(answer, status, code, None)?;
+    match answer.header(names::PROTOCOL)? {
+        Some(names::HIPOBJ_RC_V2) => Ok(()),
+        other => wrong(format!("{} is {other:?}", names::PROTOCOL)),
+    }
 }
 
 /// An error must have this status and code, and this reply, or none; and say that nothing moved, if it says anything.

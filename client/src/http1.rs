@@ -18,6 +18,8 @@ const MAX_HEADERS: usize = 100;
 const BUFFER: usize = 256 * 1024;
 /// Most bytes of a request's body that go out in one write with its head.
 const JOINED: usize = 16 * 1024;
+/// How long an answer may take that is only wanted for its reason.
+const GRACE: Duration = Duration::from_secs(2);
 /// Bytes of a streamed body that are sent at a time.
 const PIECE: usize = 256 * 1024;
 
@@ -66,6 +68,10 @@ pub(crate) enum HttpError {
     /// What came is not HTTP/1.1.
     Bad(String),
 }
+
+/// Called when a request has been sent, before its answer is waited for. Returns whether that is to be waited for as long as
+/// usual; if not, it has [`GRACE`].
+pub(crate) type During<'a> = &'a mut dyn FnMut() -> bool;
 
 /// Gets the pieces of a body, with the head that they follow. Its error ends the answer.
 type Take<'a> = &'a mut dyn FnMut(&Head, &[u8]) -> Result<(), String>;
@@ -123,10 +129,17 @@ impl Connection {
         body: &Body<'_>,
         head_only: bool,
         take: Take<'_>,
+        during: Option<During<'_>>,
     ) -> Result<(Head, u64), HttpError> {
         self.reusable = false;
         // A server may answer and close before it has read a body: then its answer counts, and not the broken pipe.
         let sent = self.send(head, body);
+        let patient = during.is_none_or(|during| sent.is_ok() && during());
+        if !patient {
+            self.stream
+                .set_read_timeout(Some(GRACE))
+                .map_err(|error| HttpError::Io("waiting for the answer", error))?;
+        }
         let answer = self.head();
         let head = match (sent, answer) {
             (_, Ok(head)) => head,
@@ -136,7 +149,7 @@ impl Connection {
         let mut close =
             head.all("connection").flat_map(|v| v.split(',')).any(|v| v.trim().eq_ignore_ascii_case("close"));
         let framing = framing(&head, head_only).map_err(HttpError::Bad)?;
-        close |= matches!(framing, Framing::UntilClose);
+        close |= matches!(framing, Framing::UntilClose) || !patient;
         let length = self.body(&head, framing, take)?;
         self.reusable = !close;
         if close {
@@ -363,10 +376,16 @@ mod tests {
     fn ask(pieces: &[&[u8]], head_only: bool) -> Result<(Head, Vec<u8>), HttpError> {
         let (mut connection, thread) = peer(pieces);
         let mut body = Vec::new();
-        let answer = connection.exchange(b"GET / HTTP/1.1\r\n\r\n", &Body::Empty, head_only, &mut |_, piece| {
-            body.extend_from_slice(piece);
-            Ok(())
-        });
+        let answer = connection.exchange(
+            b"GET / HTTP/1.1\r\n\r\n",
+            &Body::Empty,
+            head_only,
+            &mut |_, piece| {
+                body.extend_from_slice(piece);
+                Ok(())
+            },
+            None,
+        );
         thread.join().unwrap();
         let (head, length) = answer?;
         assert_eq!(length, body.len() as u64);
@@ -428,11 +447,16 @@ mod tests {
             peer(&[b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno"]);
         let zeros = |_: u64, _: &mut [u8]| {};
         let mut body = Vec::new();
-        let answer =
-            connection.exchange(b"PUT / HTTP/1.1\r\n\r\n", &Body::Stream(1 << 30, &zeros), false, &mut |_, piece| {
+        let answer = connection.exchange(
+            b"PUT / HTTP/1.1\r\n\r\n",
+            &Body::Stream(1 << 30, &zeros),
+            false,
+            &mut |_, piece| {
                 body.extend_from_slice(piece);
                 Ok(())
-            });
+            },
+            None,
+        );
         thread.join().unwrap();
         // The reset that a close with unread bytes causes may overtake the answer; then there is none.
         match answer {
@@ -452,7 +476,7 @@ mod tests {
         assert!(connection.usable());
         stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
         let (head, _) =
-            connection.exchange(b"GET / HTTP/1.1\r\n\r\n", &Body::Empty, false, &mut |_, _| Ok(())).unwrap();
+            connection.exchange(b"GET / HTTP/1.1\r\n\r\n", &Body::Empty, false, &mut |_, _| Ok(()), None).unwrap();
         assert_eq!(head.status, 204);
         assert!(connection.usable());
         // Bytes that nobody asked for are not taken for the next answer.

@@ -7,9 +7,9 @@
 //! Programs use [`Session`]; what it is made of is public as well.
 //!
 //! ```text
-//!  bench, functional          what ernic-bench does
+//!  bench, functional, soak    what ernic-bench does
 //!  session                    buffers, uploads, downloads, parts
-//!  transfer                   tokens, replies, byte counts, when to take the body instead
+//!  transfer · rc              tokens, connections, replies, byte counts, when to take the body instead
 //!  s3 · sigv4 · http · xml    requests over TCP            memory · verbs · gid    memory that a server may reach
 //! ```
 //!
@@ -26,13 +26,16 @@ pub mod gid;
 mod http1;
 mod mapping;
 pub mod memory;
+pub mod rc;
 pub mod s3;
 pub mod session;
 pub mod sigv4;
 pub mod size;
+pub mod soak;
 pub mod transfer;
 pub mod verbs;
 mod xml;
 
 pub use error::{ClientError, Refusal, Violation};
+pub use rc::Protocol;
 pub use session::{Buffer, Carrier, Session, Transfer, Upload, rdma_available};

@@ -1,6 +1,8 @@
 //! Memory that a server may reach.
 
-use std::{io, ptr::NonNull};
+use std::{io, ptr::NonNull, time::Duration};
+
+use rdma_token::{RcTarget, Token, Window};
 
 use crate::mapping::Mapping;
 
@@ -59,6 +61,29 @@ pub enum MemoryError {
         "RDMA is not supported on this platform ({0}): verbs are there on 64-bit Linux; transfers by HTTP work everywhere"
     )]
     Platform(String),
+    /// The device registers memory, and that is all that it does.
+    #[error("this device has no queue pairs that could be connected: transfer by token")]
+    NotConnectable,
+    /// A transfer over a queue pair did not succeed.
+    #[error("the {what} over queue pair {qpn:#x} failed: {status}")]
+    Completion {
+        /// Which transfer.
+        what: &'static str,
+        /// The queue pair.
+        qpn: u32,
+        /// What its completion says.
+        status: String,
+    },
+    /// Nothing was heard of a transfer over a queue pair.
+    #[error("the {what} over queue pair {qpn:#x} did not complete within {patience:?}")]
+    Silence {
+        /// Which transfer.
+        what: &'static str,
+        /// The queue pair.
+        qpn: u32,
+        /// How long it was waited for.
+        patience: Duration,
+    },
     /// The device registers memory that does not start with a page.
     #[error("the buffer is at {0:#x}, which is not the start of a page")]
     Unaligned(u64),
@@ -127,6 +152,41 @@ pub trait Registrar: Send + Sync {
 
     /// Allocates and registers memory. Its content is zeros. Errors: [`MemoryError::Map`], [`MemoryError::Verb`].
     fn register(&self, layout: Layout) -> Result<Box<dyn Region>, MemoryError>;
+
+    /// Makes a queue pair for one transfer, with a server that connects to it. Errors: [`MemoryError::Verb`];
+    /// [`MemoryError::NotConnectable`], which is what this says unless the device says otherwise.
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>, MemoryError> {
+        Err(MemoryError::NotConnectable)
+    }
+}
+
+/// A completion of the server's RDMA WRITE with immediate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrived {
+    /// Bytes that it wrote.
+    pub bytes: u64,
+    /// The immediate, as a number.
+    pub immediate: u32,
+}
+
+/// A reliably connected queue pair. Dropped, it is gone.
+pub trait QueuePair: Send {
+    /// Where it is reached.
+    fn port(&self) -> Port;
+
+    /// Lets one RDMA WRITE with immediate come, and connects to the server's queue pair. `psn` is the first packet that this side
+    /// sends, `peer_psn` the first that the server does.
+    ///
+    /// Errors: [`MemoryError::Verb`]. That nobody is there is seen by what is transferred.
+    fn connect(&mut self, peer: &Token, psn: u32, peer_psn: u32) -> Result<(), MemoryError>;
+
+    /// Writes the window, which lies in the region, to the server's memory with an immediate, and waits for the completion.
+    ///
+    /// Errors: [`MemoryError::Verb`], [`MemoryError::Completion`], [`MemoryError::Silence`].
+    fn write(&mut self, region: &dyn Region, window: Window, to: RcTarget, immediate: u32) -> Result<(), MemoryError>;
+
+    /// Waits for the server's RDMA WRITE. Errors: as of [`QueuePair::write`].
+    fn arrived(&mut self, patience: Duration) -> Result<Arrived, MemoryError>;
 }
 
 /// Registered memory. Dropping it gives the registration up first and the memory then.
@@ -141,6 +201,11 @@ pub trait Region: Send {
 
     /// The key that a server needs.
     fn rkey(&self) -> u32;
+
+    /// The key that work requests of this side need; 0 where there are none.
+    fn lkey(&self) -> u32 {
+        0
+    }
 
     /// Copies `bytes` to `offset`. Panics if they do not fit there.
     fn write(&mut self, offset: usize, bytes: &[u8]);
@@ -158,7 +223,7 @@ pub trait Region: Send {
     fn deregister(&mut self) -> Result<(), MemoryError>;
 }
 
-impl std::fmt::Debug for dyn Region {
+impl std::fmt::Debug for dyn Region + '_ {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Region({:#x}, {} bytes, rkey {:#x})", self.address(), self.length(), self.rkey())
     }

@@ -12,7 +12,7 @@ use rdma_token::{Reply, names};
 pub use crate::http1::Body;
 use crate::{
     ClientError, Refusal, Violation,
-    http1::{Connection, Head, HttpError},
+    http1::{Connection, During, Head, HttpError},
     sigv4::{self, Credentials, UNSIGNED_PAYLOAD},
     xml::{self, Node},
 };
@@ -295,6 +295,25 @@ impl Client {
     /// A connection that was kept alive may be closed by the server at the moment it is used: a request that got not one byte
     /// of an answer there is sent again on a new connection, once, if its method may be repeated.
     pub fn call(&mut self, request: &Request<'_>, sink: Option<Sink<'_>>) -> Result<Answer, ClientError> {
+        self.exchange(request, sink, None)
+    }
+
+    /// As [`Client::call`]; once the request has been sent, `during` is called, and then the answer waited for: two seconds only
+    /// if it returns `false`.
+    pub fn call_while(
+        &mut self,
+        request: &Request<'_>,
+        during: &mut dyn FnMut() -> bool,
+    ) -> Result<Answer, ClientError> {
+        self.exchange(request, None, Some(during))
+    }
+
+    fn exchange(
+        &mut self,
+        request: &Request<'_>,
+        sink: Option<Sink<'_>>,
+        mut during: Option<During<'_>>,
+    ) -> Result<Answer, ClientError> {
         let head = self.head(request);
         let mut document = Vec::new();
         let mut sink = sink;
@@ -306,13 +325,15 @@ impl Client {
                 Ok(())
             }
         };
-        let mut repeatable = request.method != "POST";
+        // A session that was prepared and that nobody has heard of ends by itself.
+        let mut repeatable = request.method != "POST" || request.path == names::PREPARE;
         loop {
             let (mut connection, fresh) = match self.connection.take().filter(Connection::usable) {
                 Some(connection) => (connection, false),
                 None => (self.connect()?, true),
             };
-            let answer = connection.exchange(&head, &request.body, request.method == "HEAD", &mut take);
+            let during = during.as_mut().map(|during| &mut **during as During<'_>);
+            let answer = connection.exchange(&head, &request.body, request.method == "HEAD", &mut take, during);
             match answer {
                 Ok((head, length)) => {
                     self.connection = Some(connection).filter(|_| self.config.keep_alive);

@@ -64,6 +64,7 @@ use rdma_token::Window;
 use crate::{
     ClientError, Refusal,
     memory::{Layout, MemoryError, PAGE, Plain, Region, Registrar},
+    rc::{Place, Protocol},
     s3::{Answer, Body, Client, Config, Endpoint, Request},
     sigv4::Credentials,
     size::MAX_TRANSFER,
@@ -115,6 +116,8 @@ pub struct Transfer {
     pub etag: String,
     /// What carried them.
     pub carrier: Carrier,
+    /// Which protocol, if that was RDMA.
+    pub protocol: Option<Protocol>,
     /// Why that was not RDMA, if RDMA was tried: the signal, and the answer that gave it.
     pub fell_back: Option<(Signal, Refusal)>,
     /// When the request began; of both, if it fell back.
@@ -235,6 +238,9 @@ pub struct Session {
     client: Client,
     device: Option<Arc<dyn Registrar>>,
     family: Family,
+    protocol: Protocol,
+    /// Whether the server has said that it does not speak `hipobj-rc-v2`.
+    no_rc: bool,
     size: u64,
     /// Whether the server has declined the last transfer that asked for RDMA.
     declined: bool,
@@ -248,6 +254,7 @@ impl fmt::Debug for Session {
             .field("client", &self.client)
             .field("device", &self.device)
             .field("family", &self.family)
+            .field("protocol", &self.protocol)
             .field("size", &self.size)
             .finish_non_exhaustive()
     }
@@ -280,13 +287,21 @@ impl Session {
             return Err(ClientError::BadSize(size));
         }
         let client = Client::new(config)?;
-        Ok(Self { client, device, family: Family::A, size, declined: false, one_thread: PhantomData })
+        let (family, protocol) = (Family::A, Protocol::Token);
+        let (no_rc, declined) = (false, false);
+        Ok(Self { client, device, family, protocol, no_rc, size, declined, one_thread: PhantomData })
     }
 
     /// With another form of token than [`Family::A`].
     #[must_use]
     pub fn with_tokens(self, family: Family) -> Self {
         Self { family, ..self }
+    }
+
+    /// By another protocol than [`Protocol::Token`].
+    #[must_use]
+    pub fn with_protocol(self, protocol: Protocol) -> Self {
+        Self { protocol, ..self }
     }
 
     /// Bytes of each of its buffers.
@@ -352,13 +367,25 @@ impl Session {
     /// anything.
     ///
     /// Where RDMA fills the buffer to its last byte, a HEAD request follows: the object may be longer, and only that tells (wire
-    /// document, section 4, rule 7). Who knows the length uses [`Session::download_exact`] and is spared that.
+    /// document, section 4, rule 7). By `hipobj-rc-v2`, one goes in front of every download, and the object must still be the same
+    /// when it is fetched. Who knows the length uses [`Session::download_exact`] and is spared that.
     ///
     /// Errors: [`ClientError::TooLong`]; as of [`Session::upload`], but if there is one the buffer may hold anything.
     pub fn download(&mut self, bucket: &str, key: &str, buffer: &mut Buffer) -> Result<Transfer, ClientError> {
         let size = self.size;
+        if self.asks_rc() {
+            // A session takes a buffer of the server's: none that is larger than the object.
+            let answer = self.client.call(&Request::new("HEAD", bucket, key), None)?.check()?;
+            let length = answer.header("content-length")?.and_then(|length| length.parse().ok());
+            let length: u64 = length.ok_or_else(|| ClientError::BadAnswer("a HEAD without content-length".into()))?;
+            if length > size {
+                return Err(ClientError::TooLong { object: Some(length), size });
+            }
+            let asked = Asked { direction: Direction::Get, range: None, window: length, bytes: Some(length) };
+            return self.fetch(bucket, key, buffer, &asked, Some(answer.etag()?));
+        }
         let asked = Asked { direction: Direction::Get, range: None, window: size, bytes: None };
-        let transfer = self.fetch(bucket, key, buffer, &asked)?;
+        let transfer = self.fetch(bucket, key, buffer, &asked, None)?;
         if transfer.carrier == Carrier::Rdma && transfer.bytes == size {
             // That of the very object that came, or of none.
             let request = Request::new("HEAD", bucket, key).header("if-match", transfer.etag.as_str());
@@ -383,7 +410,7 @@ impl Session {
         length: u64,
     ) -> Result<Transfer, ClientError> {
         let asked = Asked { direction: Direction::Get, range: None, window: length, bytes: Some(length) };
-        self.fetch(bucket, key, buffer, &asked)
+        self.fetch(bucket, key, buffer, &asked, None)
     }
 
     /// Fetches `length` bytes of an object from its byte `offset` on into the beginning of the buffer. All of them must be there.
@@ -401,7 +428,7 @@ impl Session {
         let last = last.ok_or(ClientError::BadRange { offset, length })?;
         let range = Some((offset, last));
         let asked = Asked { direction: Direction::Get, range, window: length, bytes: Some(length) };
-        self.fetch(bucket, key, buffer, &asked)
+        self.fetch(bucket, key, buffer, &asked, None)
     }
 
     /// Begins a multipart upload.
@@ -487,20 +514,30 @@ impl Session {
         let answer = self.client.call(&request().body(Body::Stream(length, &source)), None)?.check()?;
         let (etag, end) = (answer.etag()?, Instant::now());
         let (carrier, metadata) = (Carrier::Http, Vec::new());
-        Ok(Transfer { bytes: length, etag, carrier, fell_back, begin, end, metadata })
+        Ok(Transfer { bytes: length, etag, carrier, protocol: None, fell_back, begin, end, metadata })
     }
 
-    /// A GET into the beginning of the buffer.
-    fn fetch(&mut self, bucket: &str, key: &str, buffer: &mut Buffer, asked: &Asked) -> Result<Transfer, ClientError> {
+    /// A GET into the beginning of the buffer; of the object with that ETag alone, if there is one.
+    fn fetch(
+        &mut self,
+        bucket: &str,
+        key: &str,
+        buffer: &mut Buffer,
+        asked: &Asked,
+        etag: Option<String>,
+    ) -> Result<Transfer, ClientError> {
         let begin = Instant::now();
         self.check(buffer, asked.window)?;
-        let request = Request::new("GET", bucket, key);
-        let fell_back = match self.by_rdma(request, buffer, asked, begin)? {
+        let request = || {
+            let request = Request::new("GET", bucket, key);
+            etag.iter().fold(request, |request, etag| request.header("if-match", etag.as_str()))
+        };
+        let fell_back = match self.by_rdma(request(), buffer, asked, begin)? {
             ByRdma::Done(transfer) => return Ok(transfer),
             ByRdma::NotAsked => None,
             ByRdma::FallBack(signal, refusal) => Some((signal, refusal)),
         };
-        let mut request = Request::new("GET", bucket, key);
+        let mut request = request();
         if let Some((first, last)) = asked.range {
             request = request.header("range", format!("bytes={first}-{last}"));
         }
@@ -524,7 +561,12 @@ impl Session {
         let end = Instant::now();
         let answer = judge_body(answer, asked)?;
         let (bytes, etag, carrier) = (answer.length, answer.etag()?, Carrier::Http);
-        Ok(Transfer { bytes, etag, carrier, fell_back, begin, end, metadata: metadata(&answer) })
+        Ok(Transfer { bytes, etag, carrier, protocol: None, fell_back, begin, end, metadata: metadata(&answer) })
+    }
+
+    /// Whether the next transfer begins with prepare.
+    fn asks_rc(&self) -> bool {
+        self.device.is_some() && (self.protocol == Protocol::RcV2 || self.protocol == Protocol::Auto && !self.no_rc)
     }
 
     fn by_rdma(
@@ -535,12 +577,38 @@ impl Session {
         begin: Instant,
     ) -> Result<ByRdma, ClientError> {
         // A window of no bytes is a malformed token, or names a whole registration (wire document, section 4, rules 8 and 19).
-        let Some(device) = self.device.as_ref().filter(|_| asked.window > 0) else { return Ok(ByRdma::NotAsked) };
-        let (family, port, region, length) = (self.family, device.port(), &*buffer.region, asked.window);
+        let Some(device) = self.device.clone().filter(|_| asked.window > 0) else { return Ok(ByRdma::NotAsked) };
+        let (family, region, length) = (self.family, &*buffer.region, asked.window);
         let window = Window { address: region.address(), length };
-        let token = mint(family, &port, region.rkey(), whole(region), window);
-        let token = token.ok_or(ClientError::NoToken { family, qpn: port.qpn, length })?;
-        let (verdict, answer) = self.client.by_token(request, &token, asked)?;
+        let mut by_rc = None;
+        if self.asks_rc() {
+            let done = self.client.by_rc(&request, &*device, Place { region, window }, asked);
+            by_rc = match (done, self.protocol) {
+                // The device has nothing that could be connected: tokens are what is left.
+                (Err(ClientError::Memory(MemoryError::NotConnectable)), Protocol::Auto) => {
+                    self.no_rc = true;
+                    None
+                }
+                (
+                    Ok((Verdict::FallBack(signal @ (Signal::Declined | Signal::NoReply), refusal), _)),
+                    Protocol::Auto,
+                ) => {
+                    // A server that lets nobody in may speak it all the same.
+                    self.no_rc = signal == Signal::Declined || refusal.status != 403;
+                    None
+                }
+                (done, _) => Some(done?),
+            };
+        }
+        let (protocol, (verdict, answer)) = match by_rc {
+            Some(done) => (Protocol::RcV2, done),
+            None => {
+                let port = device.port();
+                let token = mint(family, &port, region.rkey(), whole(region), window);
+                let token = token.ok_or(ClientError::NoToken { family, qpn: port.qpn, length })?;
+                (Protocol::Token, self.client.by_token(request, &token, asked)?)
+            }
+        };
         let end = Instant::now();
         self.declined = matches!(verdict, Verdict::FallBack(Signal::Declined, _));
         Ok(match verdict {
@@ -549,6 +617,7 @@ impl Session {
                 bytes: moved.bytes,
                 etag: moved.etag,
                 carrier: Carrier::Rdma,
+                protocol: Some(protocol),
                 fell_back: None,
                 begin,
                 end,

@@ -225,7 +225,7 @@ fn agrees(reply: Reply, status: u16) -> bool {
 }
 
 /// The number of bytes, from one header or from both.
-fn count(answer: &Answer) -> Result<u64, Violation> {
+pub(crate) fn count(answer: &Answer) -> Result<u64, Violation> {
     let read = |name: &'static str| match answer.header(name)? {
         None => Ok(None),
         Some(value) => {

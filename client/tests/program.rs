@@ -23,6 +23,39 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
+fn a_soak_says_what_it_held() {
+    let server = Server::start(Setup::default());
+    let endpoint = format!("http://{}", server.address);
+    let output = bench(&["-endpoint", &endpoint, "-bucket", BUCKET, "-std-s3", "--soak", "200", "-size", "100K"]);
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
+    assert!(stdout.contains("\nround 200\n"), "{stdout}");
+    let report: serde_json::Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&report["rounds"], &report["rdma"], &report["http"]), (&200.into(), &0.into(), &400.into()));
+    assert_eq!(report["bytes"], 200 * 102_400);
+    let held = |when: &str| report[when]["descriptors"].as_u64().unwrap();
+    assert_eq!(held("start"), held("end"), "{report}");
+    assert_eq!((server.service.metrics().body_reads(), server.service.metrics().body_writes()), (200, 200));
+    // One that is short of time makes fewer.
+    let output = bench(&[
+        "-endpoint",
+        &endpoint,
+        "-bucket",
+        BUCKET,
+        "-std-s3",
+        "--soak",
+        "1000000",
+        "--soak-seconds",
+        "1",
+        "-size",
+        "1",
+    ]);
+    let report: serde_json::Value = serde_json::from_str(text(&output.stdout).lines().last().unwrap()).unwrap();
+    let rounds = report["rounds"].as_u64().unwrap();
+    assert!((1..1_000_000).contains(&rounds), "{report}");
+}
+
+#[test]
 fn standard_s3_is_measured_and_written_down() {
     let server = Server::start(Setup::default());
     let folder = tempfile::tempdir().unwrap();

@@ -21,12 +21,15 @@
 //! store and the client's memory, in chunks of at most 256 KiB with a turn of the executor in between, straight from and into
 //! the object's own storage. Without it they are declined.
 //!
+//! With [`S3Builder::with_rc`], the same operations are there for clients of `hipobj-rc-v2`, who first let the server connect
+//! to them: `prepare` makes a session with a connection and a buffer, `ready` runs the operation over it.
+//!
 //! # Pages
 //!
 //! With [`S3Config::web`], `/` is a page of buckets, objects and figures for browsers (`Accept: text/html`).
 //!
 //! `/metrics` is [`Metrics::page`], `/minio/metrics/v3/api/rdma` has the counters that AIStor has there: no bucket may have
-//! one of the names [`RESERVED_BUCKETS`]. Requests of the protocol `hipobj-rc-v2` under `/.hipobj-rc` are told that it is off.
+//! one of the names [`RESERVED_BUCKETS`]. Where `hipobj-rc-v2` is off, requests under `/.hipobj-rc` are told so.
 //!
 //! # Logs
 //!
@@ -45,6 +48,7 @@ mod own;
 mod payload;
 mod phase;
 mod range;
+mod rc;
 mod rdma;
 mod request;
 mod response;
@@ -59,12 +63,13 @@ use std::{
     convert::Infallible,
     future::{Future, pending, poll_fn},
     hash::{BuildHasher, Hasher},
+    net::Ipv4Addr,
     pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use ernic_store::Store;
@@ -76,7 +81,7 @@ use hyper::{
     service::service_fn,
 };
 use prometheus_client::collector::Collector;
-use rdma_token::RemoteMemory;
+use rdma_token::{RcFabric, RemoteMemory};
 use s3s::{Body, S3Error, service::S3ServiceBuilder};
 
 pub use auth::{Clock, Credentials, CredentialsError};
@@ -84,14 +89,16 @@ pub use checksum::{Etag, EtagError};
 pub use metrics::Metrics;
 pub use own::RESERVED_BUCKETS;
 pub use phase::Phase;
+pub use rc::RcConfig;
 pub use rdma::{Action, Fault, FaultError, Faults, Impairment, Pacer, RdmaConfig, Timers, When};
 pub use response::{ResponseBody, ResponseBodyError};
 
 use crate::{
-    auth::{Auth, Signed},
+    auth::{Admitted, Auth},
     ops::Operations,
     payload::Payload,
     phase::Listener,
+    rc::{Rc, Route},
     rdma::{Exchange, Rdma},
     request::Surroundings,
     response::Response,
@@ -164,6 +171,8 @@ struct Inner {
     metrics: Arc<Metrics>,
     /// `None` while tokens are declined.
     rdma: Option<Arc<Rdma>>,
+    /// `None` while `hipobj-rc-v2` is off.
+    rc: Option<Rc>,
     /// `None` while everybody may do everything.
     auth: Option<Auth>,
     /// Request ids: a random start and a count.
@@ -185,6 +194,7 @@ pub struct S3Builder {
     store: Arc<dyn Store>,
     config: S3Config,
     remote: Option<(Arc<dyn RemoteMemory>, RdmaConfig)>,
+    rc: Option<(Arc<dyn RcFabric>, RcConfig)>,
     credentials: Option<Credentials>,
     clock: Clock,
     collectors: Vec<Box<dyn Collector>>,
@@ -195,6 +205,7 @@ impl std::fmt::Debug for S3Builder {
         f.debug_struct("S3Builder")
             .field("config", &self.config)
             .field("remote", &self.remote.as_ref().map(|(_, config)| config))
+            .field("rc", &self.rc.as_ref().map(|(_, config)| config))
             .field("credentials", &self.credentials)
             .field("collectors", &self.collectors)
             .finish_non_exhaustive()
@@ -206,6 +217,14 @@ impl S3Builder {
     #[must_use]
     pub fn with_remote(mut self, memory: Arc<dyn RemoteMemory>, config: RdmaConfig) -> Self {
         self.remote = Some((memory, config));
+        self
+    }
+
+    /// Serves the protocol `hipobj-rc-v2`: `fabric` makes the connections. The owner of the service calls [`S3Service::reap`] from
+    /// time to time.
+    #[must_use]
+    pub fn with_rc(mut self, fabric: Arc<dyn RcFabric>, config: RcConfig) -> Self {
+        self.rc = Some((fabric, config));
         self
     }
 
@@ -232,10 +251,19 @@ impl S3Builder {
 
     /// The service.
     pub fn build(self) -> S3Service {
-        let Self { store, config, remote, credentials, clock, collectors } = self;
+        let Self { store, config, remote, rc, credentials, clock, collectors } = self;
         let metrics = Arc::new(Metrics::new(&store, collectors));
         let rdma =
             remote.map(|(memory, rdma)| Arc::new(Rdma::new(memory, rdma, config.max_part, Arc::clone(&metrics))));
+        let rc = rc.map(|(fabric, rc)| {
+            // Where tokens are served, transfers of both kinds have the same faults and share one line.
+            let rdma = rdma.clone().unwrap_or_else(|| {
+                let (memory, of) =
+                    (Arc::clone(&fabric) as Arc<dyn RemoteMemory>, RdmaConfig::new(Ipv4Addr::UNSPECIFIED));
+                Arc::new(Rdma::new(memory, of, config.max_part, Arc::clone(&metrics)))
+            });
+            Rc::new(fabric, rc, rdma)
+        });
         let operations = Operations::new(store, config.clone(), Arc::clone(&metrics));
         let inner = Inner {
             s3s: S3ServiceBuilder::new(operations).build(),
@@ -243,6 +271,7 @@ impl S3Builder {
             config,
             metrics,
             rdma,
+            rc,
             auth: credentials.map(|credentials| Auth::new(credentials, clock)),
             boot: RandomState::new().build_hasher().finish(),
             requests: AtomicU64::new(0),
@@ -260,12 +289,19 @@ impl S3Service {
     /// A service over `store` that is still to be set up.
     pub fn builder(store: Arc<dyn Store>, config: S3Config) -> S3Builder {
         let clock = Arc::new(SystemTime::now);
-        S3Builder { store, config, remote: None, credentials: None, clock, collectors: Vec::new() }
+        S3Builder { store, config, remote: None, rc: None, credentials: None, clock, collectors: Vec::new() }
     }
 
     /// What the service has done so far.
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
+    }
+
+    /// Ends the prepared sessions of `hipobj-rc-v2` that nobody has made ready in time, and gives back what they hold. Returns how
+    /// long it is until the next may be due; `None` if none is waited for. So does every request of that protocol; the owner
+    /// calls this where there may be none.
+    pub fn reap(&self) -> Option<Duration> {
+        self.inner.rc.as_ref()?.reap()
     }
 
     /// Serves HTTP/1.1 on `io` until either side ends the connection. The future needs no runtime, and is `Send` where `io`
@@ -351,29 +387,38 @@ impl Inner {
         let unsaid = expects && payload.ended();
 
         let mut exchange = None;
+        let rc = self.rc.as_ref().and_then(|rc| Some((rc, Route::of(uri.path())?)));
         let own = if self.config.web && web::is_wanted(&method, uri.path(), uri.query(), &parts.headers) {
             Some(Ok(web::page(self.auth.is_some())))
+        } else if rc.is_some() {
+            None
         } else {
             own::answer(&method, uri.path(), &self.metrics)
         };
         let allowed = match &self.auth {
             Some(auth) if own.is_none() || !self.config.open_pages => auth.check(&parts),
-            _ => Ok(Signed::Unsigned),
+            _ => Ok(Admitted::UNSIGNED),
         };
         let answer = match (allowed, own) {
             (Err(error), _) => Err(error),
             (Ok(_), Some(answer)) => answer,
-            (Ok(signed), None) => {
+            (Ok(Admitted { access, signed }), None) => {
                 payload.check(signed);
-                parts.uri = uri.clone();
                 let around = Surroundings {
                     turn: &turn,
                     max_part: self.config.max_part,
                     rdma: self.rdma.as_ref(),
+                    paired: None,
                     metrics: &self.metrics,
                     connection,
                 };
-                self.run(parts, &payload, &around, &mut exchange).await
+                match rc {
+                    Some((rc, route)) => rc.answer(self, route, &parts, access, &payload, &around).await,
+                    None => {
+                        parts.uri = uri.clone();
+                        self.run(parts, &payload, &around, &mut exchange).await
+                    }
+                }
             }
         };
 

@@ -25,8 +25,8 @@ const SECONDS: [f64; 14] =
 /// One label.
 type Label = [(&'static str, &'static str); 1];
 
-/// What the service has done since it was made. Every counter only grows, except [`Metrics::open_connections`] and
-/// [`Metrics::rdma_active`].
+/// What the service has done since it was made. Every counter only grows, except [`Metrics::open_connections`],
+/// [`Metrics::rdma_active`] and [`Metrics::rdma_sessions`].
 ///
 /// Body bytes are those of HTTP bodies without their framing: a chunk header of `transfer-encoding: chunked` does not
 /// count, one of `aws-chunked` does, because to HTTP it is content. Operations and bytes of RDMA count when the request has
@@ -47,6 +47,7 @@ pub struct Metrics {
     body_writes: Counter,
     rdma: [OfOperation; 2],
     rdma_active: Gauge,
+    rdma_sessions: Gauge,
     rdma_failures: Family<Label, Counter>,
 }
 
@@ -93,6 +94,8 @@ impl Metrics {
         rdma.register("transfer_seconds", "Times of RDMA transfers that succeeded, by operation", seconds.clone());
         let rdma_active = Gauge::default();
         rdma.register("transfers_active", "RDMA transfers under way", rdma_active.clone());
+        let rdma_sessions = Gauge::default();
+        rdma.register("sessions", "Sessions of hipobj-rc-v2, prepared or under way", rdma_sessions.clone());
         let rdma_failures = Family::<Label, Counter>::default();
         rdma.register("failures", "Requests with a token that RDMA did not serve, by reason", rdma_failures.clone());
         let rdma = [
@@ -124,6 +127,7 @@ impl Metrics {
             body_writes: body.get_or_create_owned(&[("operation", "write")]),
             rdma,
             rdma_active,
+            rdma_sessions,
             rdma_failures,
         }
     }
@@ -198,10 +202,16 @@ impl Metrics {
         u64::try_from(self.rdma_active.get()).unwrap_or(0)
     }
 
+    /// Sessions of `hipobj-rc-v2` that hold a connection and a buffer: prepared, or under way.
+    pub fn rdma_sessions(&self) -> u64 {
+        u64::try_from(self.rdma_sessions.get()).unwrap_or(0)
+    }
+
     /// Requests with a token that RDMA did not serve, for one of the reasons of the metrics page: those of
     /// [`RemoteError::reason`](rdma_token::RemoteError::reason); `off` and `malformed`; `length`, `too_large` and `window`, where
     /// a size is missing, or too large for the service or the window; `checksum` and `store`, where the bytes have come and
-    /// were not kept; `aborted`, by a client that went away; `fault`, on demand. What S3 refuses before it comes to a
+    /// were not kept; `aborted`, by a client that went away; `fault`, on demand; and of sessions of `hipobj-rc-v2`: `sessions`, where
+    /// there are too many, `expired` and `cancelled`. What S3 refuses before it comes to a
     /// transfer is none of these.
     pub fn rdma_failures(&self, reason: &'static str) -> u64 {
         self.rdma_failures.get(&[("reason", reason)]).map_or(0, |counter| counter.get())
@@ -252,6 +262,14 @@ impl Metrics {
 
     pub(crate) fn rdma_over(&self) {
         self.rdma_active.dec();
+    }
+
+    pub(crate) fn rdma_session(&self, more: bool) {
+        if more {
+            self.rdma_sessions.inc()
+        } else {
+            self.rdma_sessions.dec()
+        };
     }
 
     pub(crate) fn rdma_done(&self, access: RemoteAccess, bytes: u64, took: Duration) {

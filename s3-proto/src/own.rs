@@ -1,4 +1,4 @@
-//! What the service answers itself: pages that are no S3, and a protocol that it does not speak.
+//! What the service answers itself: pages that are no S3, and a protocol that it may not speak.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use prometheus_client::encoding::prometheus_text;
@@ -40,8 +40,8 @@ pub(crate) fn answer(method: &Method, path: &str, metrics: &Metrics) -> Option<R
     Some(Ok(response))
 }
 
-/// Tells a client of `hipobj-rc-v2` that it is off.
-fn unsupported() -> S3Error {
+/// Tells a client of `hipobj-rc-v2` that it is off, or that the client is none that can be served.
+pub(crate) fn unsupported() -> S3Error {
     let mut error = not_implemented("The protocol hipobj-rc-v2");
     let marker = (HeaderName::from_static(names::PROTOCOL_STATUS), HeaderValue::from_static("unsupported"));
     error.set_headers(HeaderMap::from_iter([marker]));

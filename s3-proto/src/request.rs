@@ -121,6 +121,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) turn: &'a Turn,
     pub(crate) max_part: u64,
     pub(crate) rdma: Option<&'a Arc<Rdma>>,
+    /// The connection over which the payload goes, in place of what a token names.
+    pub(crate) paired: Option<&'a Arc<Exchange>>,
     pub(crate) metrics: &'a Metrics,
     /// The connection's number.
     pub(crate) connection: u64,
@@ -141,7 +143,10 @@ pub(crate) fn prepare(
     let copies = parts.headers.contains_key(COPY_SOURCE);
     let op = route::resolve(&parts.method, &path, &query, copies)?;
     let headers = &mut parts.headers;
-    *exchange = rdma::claim(headers, op, around.rdma, around.metrics, around.connection)?;
+    *exchange = match around.paired {
+        Some(paired) => Some(Arc::clone(paired)).filter(|_| op.has_rdma_path()),
+        None => rdma::claim(headers, op, around.rdma, around.metrics, around.connection)?,
+    };
     let token = exchange.is_some();
     refuse_unknown_features(headers, op)?;
     refuse_access_control(headers)?;

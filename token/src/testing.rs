@@ -1,4 +1,6 @@
-//! Client memory for tests: a table in this process.
+//! Client memory for tests: a table in this process. And the device of a server that reaches it over connections.
+
+mod fabric;
 
 use std::{
     collections::BTreeMap,
@@ -10,6 +12,8 @@ use async_trait::async_trait;
 use crate::{
     Descriptor, Qpn, RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, Token, TokenHeader, Transport, Window,
 };
+
+pub use fabric::{Arrival, Fabric, Peer, Step};
 
 /// Bytes on either side of a region that no transfer may touch.
 const CANARY: usize = 4096;

@@ -1,6 +1,7 @@
-//! What is needed of libibverbs: structures as `infiniband/verbs.h` lays them out on 64-bit machines, and the functions that the
-//! library exports. Neither has changed since libibverbs 1.1 (2007), but for `_ibv_query_gid_ex`, which came with
-//! rdma-core 32 (`libibverbs.map.in`, `IBVERBS_1.11`).
+//! What is needed of libibverbs: structures as `infiniband/verbs.h` lays them out on 64-bit machines, the functions that the
+//! library exports, and four that it does not: the header's `ibv_poll_cq`, `ibv_req_notify_cq`, `ibv_post_send` and
+//! `ibv_post_recv` call what is in a table of the context. None of it has changed since libibverbs 1.1 (2007), but for
+//! `_ibv_query_gid_ex`, which came with rdma-core 32 (`libibverbs.map.in`, `IBVERBS_1.11`).
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -9,10 +10,108 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 #[repr(C)]
 pub(super) struct Device([u8; 0]);
 
-/// `struct ibv_context`; only its address counts.
+/// The first members of `struct ibv_context`; more follow.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Context([u8; 0]);
+pub(super) struct Context {
+    pub(super) device: *mut Device,
+    pub(super) ops: ContextOps,
+}
+
+/// `struct ibv_context_ops`: 32 pointers to functions, of which the library fills those that the header calls.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct ContextOps {
+    _before: [*mut c_void; 11],
+    pub(super) poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
+    pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
+    _between: [*mut c_void; 12],
+    pub(super) post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
+    pub(super) post_recv: Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    _behind: [*mut c_void; 5],
+}
+
+/// `struct ibv_comp_channel`, which the library allocates and writes.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct CompChannel {
+    pub(super) context: *mut Context,
+    pub(super) fd: c_int,
+    pub(super) refcnt: c_int,
+}
+
+/// `struct ibv_sge`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Sge {
+    pub(super) addr: u64,
+    pub(super) length: u32,
+    pub(super) lkey: u32,
+}
+
+/// `struct ibv_send_wr` of an RDMA WRITE: the members of its unions that this has, and room for the others.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct SendWr {
+    pub(super) wr_id: u64,
+    pub(super) next: *mut SendWr,
+    pub(super) sg_list: *mut Sge,
+    pub(super) num_sge: c_int,
+    pub(super) opcode: c_uint,
+    pub(super) send_flags: c_uint,
+    /// In network byte order.
+    pub(super) imm_data: u32,
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    pub(super) _more: [u64; 9],
+}
+
+impl Default for SendWr {
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: 0,
+            opcode: 0,
+            send_flags: 0,
+            imm_data: 0,
+            remote_addr: 0,
+            rkey: 0,
+            _more: [0; 9],
+        }
+    }
+}
+
+/// `struct ibv_recv_wr`.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct RecvWr {
+    pub(super) wr_id: u64,
+    pub(super) next: *mut RecvWr,
+    pub(super) sg_list: *mut Sge,
+    pub(super) num_sge: c_int,
+}
+
+/// `struct ibv_wc`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Wc {
+    pub(super) wr_id: u64,
+    pub(super) status: c_uint,
+    pub(super) opcode: c_uint,
+    pub(super) vendor_err: u32,
+    pub(super) byte_len: u32,
+    /// In network byte order.
+    pub(super) imm_data: u32,
+    pub(super) qp_num: u32,
+    pub(super) src_qp: u32,
+    pub(super) wc_flags: c_uint,
+    pub(super) pkey_index: u16,
+    pub(super) slid: u16,
+    pub(super) sl: u8,
+    pub(super) dlid_path_bits: u8,
+}
 
 /// `struct ibv_pd`; only its address counts.
 #[derive(Debug)]
@@ -192,14 +291,44 @@ pub(super) const ACCESS_REMOTE_READ: c_int = 1 << 2;
 /// `IBV_QPT_RC`.
 pub(super) const QPT_RC: c_uint = 2;
 
-/// `IBV_QPS_INIT`.
+/// `enum ibv_qp_state`.
 pub(super) const QPS_INIT: c_uint = 1;
+pub(super) const QPS_RTR: c_uint = 2;
+pub(super) const QPS_RTS: c_uint = 3;
 
 /// `enum ibv_qp_attr_mask`: what a move to INIT says.
 pub(super) const QP_STATE: c_int = 1;
 pub(super) const QP_ACCESS_FLAGS: c_int = 1 << 3;
 pub(super) const QP_PKEY_INDEX: c_int = 1 << 4;
 pub(super) const QP_PORT: c_int = 1 << 5;
+const QP_AV: c_int = 1 << 7;
+const QP_PATH_MTU: c_int = 1 << 8;
+const QP_TIMEOUT: c_int = 1 << 9;
+const QP_RETRY_CNT: c_int = 1 << 10;
+const QP_RNR_RETRY: c_int = 1 << 11;
+const QP_RQ_PSN: c_int = 1 << 12;
+const QP_MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+const QP_MIN_RNR_TIMER: c_int = 1 << 15;
+const QP_SQ_PSN: c_int = 1 << 16;
+const QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+const QP_DEST_QPN: c_int = 1 << 20;
+
+/// What a move to RTR says, and one to RTS (`ibv_modify_qp(3)`, the required attributes of RC).
+pub(super) const TO_RTR: c_int =
+    QP_STATE | QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
+pub(super) const TO_RTS: c_int = QP_STATE | QP_SQ_PSN | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_MAX_QP_RD_ATOMIC;
+
+/// `IBV_WR_RDMA_WRITE_WITH_IMM`.
+pub(super) const WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
+/// `IBV_SEND_SIGNALED`.
+pub(super) const SEND_SIGNALED: c_uint = 2;
+/// `IBV_WC_SUCCESS`.
+pub(super) const WC_SUCCESS: c_uint = 0;
+/// `enum ibv_wc_opcode`.
+pub(super) const WC_RDMA_WRITE: c_uint = 1;
+pub(super) const WC_RECV_RDMA_WITH_IMM: c_uint = 129;
+/// `IBV_WC_WITH_IMM`.
+pub(super) const WC_WITH_IMM: c_uint = 2;
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
@@ -240,7 +369,12 @@ functions! {
     ibv_dealloc_pd(*mut Pd) -> c_int;
     ibv_reg_mr(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
     ibv_dereg_mr(*mut Mr) -> c_int;
-    ibv_create_cq(*mut Context, c_int, *mut c_void, *mut c_void, c_int) -> *mut Cq;
+    ibv_create_comp_channel(*mut Context) -> *mut CompChannel;
+    ibv_destroy_comp_channel(*mut CompChannel) -> c_int;
+    ibv_get_cq_event(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events(*mut Cq, c_uint) -> ();
+    ibv_wc_status_str(c_uint) -> *const c_char;
+    ibv_create_cq(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     ibv_destroy_cq(*mut Cq) -> c_int;
     ibv_create_qp(*mut Pd, *mut QpInitAttr) -> *mut Qp;
     ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
@@ -309,10 +443,75 @@ IBV_ACCESS_REMOTE_WRITE 2
 IBV_ACCESS_REMOTE_READ 4
 IBV_QPT_RC 2
 IBV_QPS_INIT 1
+IBV_QPS_RTR 2
+IBV_QPS_RTS 3
 IBV_QP_STATE 1
 IBV_QP_ACCESS_FLAGS 8
 IBV_QP_PKEY_INDEX 16
 IBV_QP_PORT 32
+IBV_QP_AV 128
+IBV_QP_PATH_MTU 256
+IBV_QP_TIMEOUT 512
+IBV_QP_RETRY_CNT 1024
+IBV_QP_RNR_RETRY 2048
+IBV_QP_RQ_PSN 4096
+IBV_QP_MAX_QP_RD_ATOMIC 8192
+IBV_QP_MIN_RNR_TIMER 32768
+IBV_QP_SQ_PSN 65536
+IBV_QP_MAX_DEST_RD_ATOMIC 131072
+IBV_QP_DEST_QPN 1048576
+ibv_context.ops 8
+ibv_context.ops.poll_cq 96
+ibv_context.ops.req_notify_cq 104
+ibv_context.ops.post_send 208
+ibv_context.ops.post_recv 216
+ibv_context_ops 256
+ibv_comp_channel.fd 8
+ibv_comp_channel 16
+ibv_sge 16
+ibv_sge.length 8
+ibv_sge.lkey 12
+ibv_send_wr 128
+ibv_send_wr.next 8
+ibv_send_wr.sg_list 16
+ibv_send_wr.num_sge 24
+ibv_send_wr.opcode 28
+ibv_send_wr.send_flags 32
+ibv_send_wr.imm_data 36
+ibv_send_wr.wr.rdma.remote_addr 40
+ibv_send_wr.wr.rdma.rkey 48
+ibv_recv_wr 32
+ibv_recv_wr.num_sge 24
+ibv_wc 48
+ibv_wc.status 8
+ibv_wc.opcode 12
+ibv_wc.byte_len 20
+ibv_wc.imm_data 24
+ibv_wc.wc_flags 36
+ibv_wc.dlid_path_bits 45
+ibv_qp_attr.path_mtu 8
+ibv_qp_attr.rq_psn 20
+ibv_qp_attr.sq_psn 24
+ibv_qp_attr.dest_qp_num 28
+ibv_qp_attr.max_rd_atomic 126
+ibv_qp_attr.max_dest_rd_atomic 127
+ibv_qp_attr.min_rnr_timer 128
+ibv_qp_attr.timeout 130
+ibv_qp_attr.retry_cnt 131
+ibv_qp_attr.rnr_retry 132
+ibv_global_route.flow_label 16
+ibv_global_route.sgid_index 20
+ibv_global_route.hop_limit 21
+ibv_ah_attr.dlid 24
+ibv_ah_attr.is_global 29
+ibv_ah_attr.port_num 30
+ibv_port_attr.active_mtu 8
+IBV_WR_RDMA_WRITE_WITH_IMM 1
+IBV_SEND_SIGNALED 2
+IBV_WC_SUCCESS 0
+IBV_WC_RDMA_WRITE 1
+IBV_WC_RECV_RDMA_WITH_IMM 129
+IBV_WC_WITH_IMM 2
 ";
 
     /// The same lines from our structures and constants.
@@ -363,10 +562,75 @@ IBV_QP_PORT 32
             ("IBV_ACCESS_REMOTE_READ", ACCESS_REMOTE_READ.into()),
             ("IBV_QPT_RC", QPT_RC.into()),
             ("IBV_QPS_INIT", QPS_INIT.into()),
+            ("IBV_QPS_RTR", QPS_RTR.into()),
+            ("IBV_QPS_RTS", QPS_RTS.into()),
             ("IBV_QP_STATE", QP_STATE.into()),
             ("IBV_QP_ACCESS_FLAGS", QP_ACCESS_FLAGS.into()),
             ("IBV_QP_PKEY_INDEX", QP_PKEY_INDEX.into()),
             ("IBV_QP_PORT", QP_PORT.into()),
+            ("IBV_QP_AV", QP_AV.into()),
+            ("IBV_QP_PATH_MTU", QP_PATH_MTU.into()),
+            ("IBV_QP_TIMEOUT", QP_TIMEOUT.into()),
+            ("IBV_QP_RETRY_CNT", QP_RETRY_CNT.into()),
+            ("IBV_QP_RNR_RETRY", QP_RNR_RETRY.into()),
+            ("IBV_QP_RQ_PSN", QP_RQ_PSN.into()),
+            ("IBV_QP_MAX_QP_RD_ATOMIC", QP_MAX_QP_RD_ATOMIC.into()),
+            ("IBV_QP_MIN_RNR_TIMER", QP_MIN_RNR_TIMER.into()),
+            ("IBV_QP_SQ_PSN", QP_SQ_PSN.into()),
+            ("IBV_QP_MAX_DEST_RD_ATOMIC", QP_MAX_DEST_RD_ATOMIC.into()),
+            ("IBV_QP_DEST_QPN", QP_DEST_QPN.into()),
+            ("ibv_context.ops", offset_of!(Context, ops) as i64),
+            ("ibv_context.ops.poll_cq", offset_of!(Context, ops.poll_cq) as i64),
+            ("ibv_context.ops.req_notify_cq", offset_of!(Context, ops.req_notify_cq) as i64),
+            ("ibv_context.ops.post_send", offset_of!(Context, ops.post_send) as i64),
+            ("ibv_context.ops.post_recv", offset_of!(Context, ops.post_recv) as i64),
+            ("ibv_context_ops", size_of::<ContextOps>() as i64),
+            ("ibv_comp_channel.fd", offset_of!(CompChannel, fd) as i64),
+            ("ibv_comp_channel", size_of::<CompChannel>() as i64),
+            ("ibv_sge", size_of::<Sge>() as i64),
+            ("ibv_sge.length", offset_of!(Sge, length) as i64),
+            ("ibv_sge.lkey", offset_of!(Sge, lkey) as i64),
+            ("ibv_send_wr", size_of::<SendWr>() as i64),
+            ("ibv_send_wr.next", offset_of!(SendWr, next) as i64),
+            ("ibv_send_wr.sg_list", offset_of!(SendWr, sg_list) as i64),
+            ("ibv_send_wr.num_sge", offset_of!(SendWr, num_sge) as i64),
+            ("ibv_send_wr.opcode", offset_of!(SendWr, opcode) as i64),
+            ("ibv_send_wr.send_flags", offset_of!(SendWr, send_flags) as i64),
+            ("ibv_send_wr.imm_data", offset_of!(SendWr, imm_data) as i64),
+            ("ibv_send_wr.wr.rdma.remote_addr", offset_of!(SendWr, remote_addr) as i64),
+            ("ibv_send_wr.wr.rdma.rkey", offset_of!(SendWr, rkey) as i64),
+            ("ibv_recv_wr", size_of::<RecvWr>() as i64),
+            ("ibv_recv_wr.num_sge", offset_of!(RecvWr, num_sge) as i64),
+            ("ibv_wc", size_of::<Wc>() as i64),
+            ("ibv_wc.status", offset_of!(Wc, status) as i64),
+            ("ibv_wc.opcode", offset_of!(Wc, opcode) as i64),
+            ("ibv_wc.byte_len", offset_of!(Wc, byte_len) as i64),
+            ("ibv_wc.imm_data", offset_of!(Wc, imm_data) as i64),
+            ("ibv_wc.wc_flags", offset_of!(Wc, wc_flags) as i64),
+            ("ibv_wc.dlid_path_bits", offset_of!(Wc, dlid_path_bits) as i64),
+            ("ibv_qp_attr.path_mtu", offset_of!(QpAttr, path_mtu) as i64),
+            ("ibv_qp_attr.rq_psn", offset_of!(QpAttr, rq_psn) as i64),
+            ("ibv_qp_attr.sq_psn", offset_of!(QpAttr, sq_psn) as i64),
+            ("ibv_qp_attr.dest_qp_num", offset_of!(QpAttr, dest_qp_num) as i64),
+            ("ibv_qp_attr.max_rd_atomic", offset_of!(QpAttr, max_rd_atomic) as i64),
+            ("ibv_qp_attr.max_dest_rd_atomic", offset_of!(QpAttr, max_dest_rd_atomic) as i64),
+            ("ibv_qp_attr.min_rnr_timer", offset_of!(QpAttr, min_rnr_timer) as i64),
+            ("ibv_qp_attr.timeout", offset_of!(QpAttr, timeout) as i64),
+            ("ibv_qp_attr.retry_cnt", offset_of!(QpAttr, retry_cnt) as i64),
+            ("ibv_qp_attr.rnr_retry", offset_of!(QpAttr, rnr_retry) as i64),
+            ("ibv_global_route.flow_label", offset_of!(GlobalRoute, flow_label) as i64),
+            ("ibv_global_route.sgid_index", offset_of!(GlobalRoute, sgid_index) as i64),
+            ("ibv_global_route.hop_limit", offset_of!(GlobalRoute, hop_limit) as i64),
+            ("ibv_ah_attr.dlid", offset_of!(AhAttr, dlid) as i64),
+            ("ibv_ah_attr.is_global", offset_of!(AhAttr, is_global) as i64),
+            ("ibv_ah_attr.port_num", offset_of!(AhAttr, port_num) as i64),
+            ("ibv_port_attr.active_mtu", offset_of!(PortAttr, active_mtu) as i64),
+            ("IBV_WR_RDMA_WRITE_WITH_IMM", WR_RDMA_WRITE_WITH_IMM.into()),
+            ("IBV_SEND_SIGNALED", SEND_SIGNALED.into()),
+            ("IBV_WC_SUCCESS", WC_SUCCESS.into()),
+            ("IBV_WC_RDMA_WRITE", WC_RDMA_WRITE.into()),
+            ("IBV_WC_RECV_RDMA_WITH_IMM", WC_RECV_RDMA_WITH_IMM.into()),
+            ("IBV_WC_WITH_IMM", WC_WITH_IMM.into()),
         ];
         lines.iter().map(|(name, number)| format!("{name} {number}\n")).collect()
     }

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // a C library is loaded and called, and memory is shared with a device
 
 mod abi;
+mod pair;
 
 use std::{
     env,
@@ -19,7 +20,7 @@ use std::{
 use crate::{
     gid::{self, GidEntry, GidType},
     mapping::Mapping,
-    memory::{Layout, MemoryError, Port, Region, Registrar},
+    memory::{Layout, MemoryError, Port, QueuePair, Region, Registrar},
 };
 
 /// Name of the library; the number is its ABI.
@@ -58,6 +59,8 @@ pub struct Device {
     name: String,
     gid: GidEntry,
     port: Port,
+    /// `enum ibv_mtu` of the port.
+    mtu: c_uint,
 }
 
 /// What libibverbs has given. Dropped in the order in which its documentation wants it.
@@ -159,7 +162,7 @@ impl Device {
         // SAFETY: the queue pair was made, and its number does not change.
         let qpn = unsafe { (*inner.qp).qp_num };
         let port = Port { qpn, gid: gid.gid, number: options.port, lid: attributes.lid };
-        Ok(Self { inner: Arc::new(inner), name, gid, port })
+        Ok(Self { inner: Arc::new(inner), name, gid, port, mtu: attributes.active_mtu })
     }
 
     /// Its name.
@@ -272,18 +275,26 @@ impl Inner {
         self.cq =
             unsafe { (self.functions.ibv_create_cq)(self.context.as_ptr(), 1, ptr::null_mut(), ptr::null_mut(), 0) };
         made(self.cq.is_null(), "ibv_create_cq")?;
+        self.qp = self.create_qp(self.cq, port)?;
+        Ok(())
+    }
+
+    /// Makes a reliably connected queue pair with room for one work request each way, and moves it to INIT.
+    fn create_qp(&self, cq: *mut abi::Cq, port: u8) -> Result<*mut abi::Qp, MemoryError> {
         let mut init = abi::QpInitAttr {
             qp_context: ptr::null_mut(),
-            send_cq: self.cq,
-            recv_cq: self.cq,
+            send_cq: cq,
+            recv_cq: cq,
             srq: ptr::null_mut(),
             cap: abi::QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 },
             qp_type: abi::QPT_RC,
             sq_sig_all: 0,
         };
         // SAFETY: the domain and the queue are of this context; `init` is whole.
-        self.qp = unsafe { (self.functions.ibv_create_qp)(self.pd, &raw mut init) };
-        made(self.qp.is_null(), "ibv_create_qp")?;
+        let qp = unsafe { (self.functions.ibv_create_qp)(self.pd, &raw mut init) };
+        if qp.is_null() {
+            return Err(failed("ibv_create_qp"));
+        }
         let access = abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_WRITE;
         let mut attributes = abi::QpAttr {
             qp_state: abi::QPS_INIT,
@@ -293,7 +304,12 @@ impl Inner {
         };
         let mask = abi::QP_STATE | abi::QP_ACCESS_FLAGS | abi::QP_PKEY_INDEX | abi::QP_PORT;
         // SAFETY: the queue pair that was just made; only the members that the mask names are read.
-        status("ibv_modify_qp", unsafe { (self.functions.ibv_modify_qp)(self.qp, &raw mut attributes, mask) })
+        let moved = status("ibv_modify_qp", unsafe { (self.functions.ibv_modify_qp)(qp, &raw mut attributes, mask) });
+        if moved.is_err() {
+            // SAFETY: nobody else has it.
+            unsafe { (self.functions.ibv_destroy_qp)(qp) };
+        }
+        moved.map(|()| qp)
     }
 }
 
@@ -317,9 +333,21 @@ impl Registrar for Device {
         let mr = unsafe { (self.inner.functions.ibv_reg_mr)(self.inner.pd, pointer, length, access) };
         let mr = NonNull::new(mr).ok_or_else(|| failed("ibv_reg_mr"))?;
         // SAFETY: the library wrote the structure and keeps it until the region is deregistered.
-        let rkey = unsafe { mr.as_ref().rkey };
+        let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
         let device = Arc::clone(&self.inner);
-        Ok(Box::new(Registered { device, mr: Some(mr), memory: ManuallyDrop::new(memory), rkey }))
+        Ok(Box::new(Registered { device, mr: Some(mr), memory: ManuallyDrop::new(memory), lkey, rkey }))
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>, MemoryError> {
+        // A table of GIDs has 256 entries at most where this number has 8 bits.
+        let gid_index = u8::try_from(self.gid.index).map_err(|_| MemoryError::Gid {
+            device: self.name.clone(),
+            port: self.port.number,
+            reason: format!("GID {} cannot be connected from: 255 is the last that can", self.gid.index),
+            table: self.gid.to_string(),
+        })?;
+        let path = pair::Path { port: self.port, gid_index, mtu: self.mtu };
+        Ok(Box::new(pair::Pair::new(&self.inner, path)?))
     }
 }
 
@@ -329,6 +357,7 @@ struct Registered {
     mr: Option<NonNull<abi::Mr>>,
     /// Unmapped only once it is not registered any more.
     memory: ManuallyDrop<Mapping>,
+    lkey: u32,
     rkey: u32,
 }
 
@@ -346,6 +375,10 @@ impl Region for Registered {
 
     fn rkey(&self) -> u32 {
         self.rkey
+    }
+
+    fn lkey(&self) -> u32 {
+        self.lkey
     }
 
     fn write(&mut self, offset: usize, bytes: &[u8]) {

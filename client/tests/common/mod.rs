@@ -20,14 +20,17 @@ use std::{
 
 use async_trait::async_trait;
 use ernic_client::{
-    memory::{Layout, MemoryError, PAGE, Port, Region, Registrar},
+    memory::{Arrived, Layout, MemoryError, PAGE, Port, QueuePair, Region, Registrar},
     s3::{Client, Config},
 };
 use ernic_store::{MemoryConfig, MemoryStore};
 use hyper::rt::ReadBufCursor;
-use rdma_token::{RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, TokenHeader, Window, testing::Regions};
+use rdma_token::{
+    RcTarget, RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, Token, TokenHeader, Window,
+    testing::{Fabric, Regions},
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use s3_proto::{Credentials, Impairment, RdmaConfig, S3Config, S3Service, Timers};
+use s3_proto::{Credentials, Impairment, RcConfig, RdmaConfig, S3Config, S3Service, Timers};
 
 pub const BUCKET: &str = "bench";
 pub const MIB: usize = 1 << 20;
@@ -43,6 +46,8 @@ pub struct Setup {
     pub keys: Option<(&'static str, &'static str)>,
     /// What tokens name; RDMA is off without.
     pub memory: Option<Arc<dyn RemoteMemory>>,
+    /// What makes connections; `hipobj-rc-v2` is off without.
+    pub fabric: Option<Fabric>,
     /// As of the server's `--fault`.
     pub faults: Option<&'static str>,
     pub tamper: Option<Tamper>,
@@ -51,7 +56,7 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { keys: None, memory: None, faults: None, tamper: None, max_part: 256 << 20 }
+        Self { keys: None, memory: None, fabric: None, faults: None, tamper: None, max_part: 256 << 20 }
     }
 }
 
@@ -74,6 +79,9 @@ impl Server {
             let mut credentials = Credentials::new();
             credentials.add(access, secret).unwrap();
             builder = builder.with_credentials(credentials);
+        }
+        if let Some(fabric) = setup.fabric {
+            builder = builder.with_rc(Arc::new(fabric), RcConfig::default());
         }
         if let Some(memory) = setup.memory {
             let mut rdma = RdmaConfig::new(Ipv4Addr::LOCALHOST);
@@ -123,6 +131,12 @@ impl Server {
 
     pub fn client(&self) -> Client {
         Client::new(self.config()).unwrap()
+    }
+
+    /// With `hipobj-rc-v2` on, and tokens too.
+    pub fn connecting(fabric: &Fabric) -> Self {
+        let memory = Some(Arc::new(fabric.clone()) as _);
+        Self::start(Setup { memory, fabric: Some(fabric.clone()), ..Setup::default() })
     }
 
     /// Operations by RDMA, and their bytes: reads, then writes.
@@ -305,11 +319,40 @@ pub fn change(head: &str, name: &str, new: impl Fn(&str) -> Option<String>) -> S
 pub struct Table {
     pub regions: Regions,
     next: Arc<Mutex<u64>>,
+    /// The server's device, if this one's queue pairs can be connected to it.
+    fabric: Option<Fabric>,
+    /// What is wrong with the connections that are made.
+    pub fault: Arc<Mutex<Option<PairFault>>>,
+    /// Queue pairs that have been made, and those that there are.
+    pub pairs: Arc<Mutex<(u32, u32)>>,
+}
+
+/// What is wrong with a client's queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PairFault {
+    /// Its RDMA WRITE is not acknowledged.
+    Write,
+    /// It has another immediate.
+    Immediate,
+    /// It has a byte less.
+    Short,
+    /// What comes has another immediate.
+    ArrivedImmediate,
+    /// What comes is a byte less.
+    ArrivedShort,
+    /// Nothing comes.
+    Silence,
 }
 
 impl Table {
     pub fn new(regions: &Regions) -> Self {
-        Self { regions: regions.clone(), next: Arc::new(Mutex::new(0x7f11_2233_4000)) }
+        let next = Arc::new(Mutex::new(0x7f11_2233_4000));
+        Self { regions: regions.clone(), next, fabric: None, fault: Arc::default(), pairs: Arc::default() }
+    }
+
+    /// One whose queue pairs can be connected.
+    pub fn connecting(regions: &Regions, fabric: &Fabric) -> Self {
+        Self { fabric: Some(fabric.clone()), ..Self::new(regions) }
     }
 }
 
@@ -329,6 +372,76 @@ impl Registrar for Table {
         rights.extend(layout.rights.remote_write.then_some(RemoteAccess::Write));
         let rkey = self.regions.register(address, &vec![0; layout.length], &rights);
         Ok(Box::new(Row { regions: self.regions.clone(), rkey, address, length: layout.length }))
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>, MemoryError> {
+        let Some(fabric) = &self.fabric else { return Err(MemoryError::NotConnectable) };
+        let mut pairs = self.pairs.lock().unwrap();
+        *pairs = (pairs.0 + 1, pairs.1 + 1);
+        let port = Port { qpn: 0x5000 + pairs.0, ..self.port() };
+        Ok(Box::new(Pair { table: self.clone(), fabric: fabric.clone(), port, connected: None }))
+    }
+}
+
+/// A queue pair of the client's.
+struct Pair {
+    table: Table,
+    fabric: Fabric,
+    port: Port,
+    /// The server's queue pair.
+    connected: Option<u32>,
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.table.pairs.lock().unwrap().1 -= 1;
+    }
+}
+
+impl Pair {
+    fn fault(&self, fault: PairFault) -> bool {
+        *self.table.fault.lock().unwrap() == Some(fault)
+    }
+}
+
+impl QueuePair for Pair {
+    fn port(&self) -> Port {
+        self.port
+    }
+
+    fn connect(&mut self, peer: &Token, psn: u32, peer_psn: u32) -> Result<(), MemoryError> {
+        let sessions = self.fabric.sessions();
+        let session =
+            sessions.iter().find(|session| session.local.qpn == peer.qpn).expect("a queue pair of the server's");
+        // Both sides know of each other what a connection needs.
+        assert_eq!((session.token.qpn, session.token.gid, session.psn), (self.port.qpn, self.port.gid, psn));
+        assert_eq!((session.local.gid, session.local.psn), (peer.gid, peer_psn));
+        self.connected = Some(peer.qpn);
+        Ok(())
+    }
+
+    fn write(&mut self, region: &dyn Region, window: Window, to: RcTarget, immediate: u32) -> Result<(), MemoryError> {
+        self.connected.expect("connected");
+        let start = (window.address - region.address()) as usize;
+        let mut bytes = vec![0; window.length as usize - usize::from(self.fault(PairFault::Short))];
+        region.read(start, &mut bytes);
+        let immediate = if self.fault(PairFault::Immediate) { immediate ^ 1 } else { immediate };
+        if self.fault(PairFault::Write) || !self.fabric.write(to, &bytes, immediate) {
+            let status = "transport retry counter exceeded".to_owned();
+            return Err(MemoryError::Completion { what: "RDMA WRITE", qpn: self.port.qpn, status });
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, patience: std::time::Duration) -> Result<Arrived, MemoryError> {
+        let qpn = self.port.qpn;
+        let arrival = self.fabric.arrival(qpn, patience).filter(|_| !self.fault(PairFault::Silence));
+        let arrival = arrival.ok_or(MemoryError::Silence { what: "server's RDMA WRITE", qpn, patience })?;
+        assert_eq!(Some(arrival.from), self.connected);
+        Ok(Arrived {
+            bytes: arrival.bytes - u64::from(self.fault(PairFault::ArrivedShort)),
+            immediate: arrival.immediate ^ u32::from(self.fault(PairFault::ArrivedImmediate)),
+        })
     }
 }
 
@@ -420,22 +533,22 @@ impl RemoteMemory for Tricky {
                 }
             }
         }
-        let token = rdma_token::Token { rkey, address, length, ..self.any_token() };
+        let token = Token { rkey, address, length, ..self.any_token() };
         let inner = self.regions.open(&TokenHeader::A(token), access).await?;
         Ok(Box::new(TrickyWindow { inner, trick: self.trick }))
     }
 }
 
 impl Tricky {
-    fn any_token(&self) -> rdma_token::Token {
+    fn any_token(&self) -> Token {
         self.regions.token(0x1a7)
     }
 
     /// The region that was registered last: keys rise by 0x101.
-    async fn newest(&self) -> rdma_token::Token {
+    async fn newest(&self) -> Token {
         let mut newest = self.any_token();
         loop {
-            let next = rdma_token::Token { rkey: newest.rkey + 0x101, ..newest };
+            let next = Token { rkey: newest.rkey + 0x101, ..newest };
             match self.regions.open(&TokenHeader::A(next), RemoteAccess::Read).await {
                 Err(RemoteError::UnknownKey(_)) => return newest,
                 _ => newest = self.regions.token(next.rkey),

@@ -119,6 +119,19 @@ pub(crate) struct Auth {
     clock: Clock,
 }
 
+/// A request that was let in.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    /// Whose key signed it; `None` where nobody has to.
+    pub(crate) access: Option<String>,
+    pub(crate) signed: Signed,
+}
+
+impl Admitted {
+    /// One that nobody had to sign.
+    pub(crate) const UNSIGNED: Self = Self { access: None, signed: Signed::Unsigned };
+}
+
 /// What a request that was let in says about its payload.
 #[derive(Debug)]
 pub(crate) enum Signed {
@@ -145,7 +158,7 @@ impl Auth {
     }
 
     /// Lets a request in, or says why not. `parts` is as it came.
-    pub(crate) fn check(&self, parts: &Parts) -> Result<Signed, S3Error> {
+    pub(crate) fn check(&self, parts: &Parts) -> Result<Admitted, S3Error> {
         let headers = &parts.headers;
         let query = pairs(parts.uri.query().unwrap_or_default());
         let named = |names: &[&str]| query.iter().any(|pair| names.contains(&pair.name.as_str()));
@@ -168,7 +181,7 @@ impl Auth {
         }
     }
 
-    fn check_header(&self, parts: &Parts, query: &[Pair], value: &str) -> Result<Signed, S3Error> {
+    fn check_header(&self, parts: &Parts, query: &[Pair], value: &str) -> Result<Admitted, S3Error> {
         let headers = &parts.headers;
         let claim = Claim::of_header(value)?;
         let payload = single(headers, "x-amz-content-sha256")?.ok_or_else(|| {
@@ -188,7 +201,7 @@ impl Auth {
         self.check_signature(parts, query, &claim, &date, payload)
     }
 
-    fn check_query(&self, parts: &Parts, mut query: Vec<Pair>) -> Result<Signed, S3Error> {
+    fn check_query(&self, parts: &Parts, mut query: Vec<Pair>) -> Result<Admitted, S3Error> {
         let bad = |message: String| error(S3ErrorCode::AuthorizationQueryParametersError, message);
         let take = |name: &str| -> Result<String, S3Error> {
             let mut values = query.iter().filter(|pair| pair.name == name).map(|pair| pair.value.clone());
@@ -246,7 +259,7 @@ impl Auth {
         claim: &Claim<'_>,
         date: &str,
         payload: &str,
-    ) -> Result<Signed, S3Error> {
+    ) -> Result<Admitted, S3Error> {
         let hash = match payload {
             UNSIGNED_PAYLOAD | UNSIGNED_TRAILER | SIGNED_CHUNKS | SIGNED_CHUNKS_TRAILER => None,
             "STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD" | "STREAMING-AWS4-ECDSA-P256-SHA256-PAYLOAD-TRAILER" => {
@@ -279,14 +292,15 @@ impl Auth {
             tracing::debug!(%request, "signature refused; this is the canonical request");
             return Err(mismatch());
         }
-        Ok(match (hash, payload) {
+        let signed = match (hash, payload) {
             (Some(hash), _) => Signed::Hash(hash),
             (None, SIGNED_CHUNKS) => Signed::Chunks(Chain::new(key, date, &scope, claim.signature, false).into()),
             (None, SIGNED_CHUNKS_TRAILER) => {
                 Signed::Chunks(Chain::new(key, date, &scope, claim.signature, true).into())
             }
             _ => Signed::Unsigned,
-        })
+        };
+        Ok(Admitted { access: Some(claim.scope.access.to_owned()), signed })
     }
 }
 

@@ -46,7 +46,7 @@ fn example(method: &str, target: &str, signed: &str, payload: &str, signature: &
     parts(method, target, &headers)
 }
 
-fn code(result: Result<Signed, S3Error>) -> String {
+fn code(result: Result<Admitted, S3Error>) -> String {
     match result {
         Ok(signed) => panic!("let in: {signed:?}"),
         Err(error) => error.code().as_str().to_owned(),
@@ -88,7 +88,9 @@ fn examples_of_signed_headers() {
         ),
     ] {
         let request = example(method, target, signed, payload, signature, more);
-        assert!(matches!(auth(MOMENT).check(&request), Ok(Signed::Hash(_))), "{method} {target}");
+        let admitted = auth(MOMENT).check(&request).unwrap();
+        assert!(matches!(admitted.signed, Signed::Hash(_)), "{method} {target}");
+        assert_eq!(admitted.access.as_deref(), Some(ACCESS));
         // A quarter of an hour either way, and not a second more.
         for (now, allowed) in [(MOMENT - 900, true), (MOMENT + 900, true), (MOMENT - 901, false), (MOMENT + 901, false)]
         {
@@ -112,7 +114,7 @@ fn example_of_a_presigned_query() {
     let check =
         |now, target: &str| auth(now).check(&parts("GET", target, &[("host", "examplebucket.s3.amazonaws.com")]));
     for now in [MOMENT, MOMENT - 900, MOMENT + 86_400] {
-        assert!(matches!(check(now, &target), Ok(Signed::Unsigned)), "{now}");
+        assert!(matches!(check(now, &target), Ok(Admitted { signed: Signed::Unsigned, .. })), "{now}");
     }
     for (now, message) in [(MOMENT + 86_401, "Request has expired."), (MOMENT - 901, "Request is not valid yet.")] {
         let error = check(now, &target).unwrap_err();
@@ -164,7 +166,7 @@ fn chunked(signatures: [&str; 3], end: &str) -> Vec<u8> {
 
 fn chain(request: &Parts) -> Box<Chain> {
     match auth(MOMENT).check(request) {
-        Ok(Signed::Chunks(chain)) => chain,
+        Ok(Admitted { signed: Signed::Chunks(chain), .. }) => chain,
         other => panic!("{other:?}"),
     }
 }

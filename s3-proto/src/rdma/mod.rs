@@ -19,14 +19,14 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use rdma_token::{Family, RemoteMemory, Reply, Status, Token, TokenHeader, names};
+use rdma_token::{Family, RcSession, RcTarget, RemoteMemory, Reply, Status, Token, TokenHeader, names};
 use s3s::{S3Error, S3ErrorCode, s3_error};
 
 use crate::{Metrics, error::not_implemented, route::Op};
 
 pub use faults::{Action, Fault, FaultError, Faults, When};
 pub use pace::{Impairment, Pacer, Timers};
-pub(crate) use transfer::Transfer;
+pub(crate) use transfer::{Transfer, busy, transfer_error};
 
 /// First of the queue pair numbers that the service says it has (rule 3).
 const QPN_BASE: u32 = 0xd0_0000;
@@ -49,7 +49,7 @@ impl RdmaConfig {
     }
 }
 
-/// What all requests with tokens share.
+/// What all requests that move bytes by RDMA share.
 pub(crate) struct Rdma {
     memory: Arc<dyn RemoteMemory>,
     config: RdmaConfig,
@@ -65,6 +65,14 @@ impl Rdma {
     pub(crate) fn new(memory: Arc<dyn RemoteMemory>, config: RdmaConfig, max_part: u64, metrics: Arc<Metrics>) -> Self {
         Self { memory, config, max_part, metrics, transfers: AtomicU64::new(0), line: pace::Line::default() }
     }
+
+    pub(crate) fn max_part(&self) -> u64 {
+        self.max_part
+    }
+
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
 }
 
 /// One request with a well-formed token.
@@ -73,7 +81,27 @@ pub(crate) struct Exchange {
     header: TokenHeader,
     /// Number of the connection that it came on.
     connection: u64,
+    way: Mutex<Way>,
     outcome: Mutex<Outcome>,
+}
+
+/// How the client's memory is reached.
+enum Way {
+    /// It is what the token names.
+    Token,
+    /// Over a connection that was made for this request alone.
+    Paired(Paired),
+    /// The transfer has the connection.
+    Taken,
+}
+
+/// A connection of `hipobj-rc-v2`.
+pub(crate) struct Paired {
+    pub(crate) session: Box<dyn RcSession>,
+    /// Where a GET's bytes go.
+    pub(crate) to: RcTarget,
+    /// The immediate that goes with them.
+    pub(crate) cookie: u32,
 }
 
 /// What has come of it so far.
@@ -130,7 +158,8 @@ pub(crate) fn claim(
         tracing::debug!(%reason, "rdma: malformed token");
         s3_error!(InvalidArgument, "The RDMA token is malformed: {reason}.")
     })?;
-    Ok(Some(Arc::new(Exchange { rdma: Arc::clone(rdma), header, connection, outcome: Mutex::default() })))
+    let (rdma, way) = (Arc::clone(rdma), Mutex::new(Way::Token));
+    Ok(Some(Arc::new(Exchange { rdma, header, connection, way, outcome: Mutex::default() })))
 }
 
 /// The one token of the headers: that of [`names::TOKEN`], or else family E's.
@@ -174,6 +203,26 @@ fn status(status: StatusCode) -> Status {
 }
 
 impl Exchange {
+    /// A request whose bytes go over a connection of its own. The token's window is what is moved at most.
+    pub(crate) fn paired(rdma: &Arc<Rdma>, token: Token, connection: u64, paired: Paired) -> Arc<Self> {
+        let (rdma, way) = (Arc::clone(rdma), Mutex::new(Way::Paired(paired)));
+        Arc::new(Self { rdma, header: TokenHeader::A(token), connection, way, outcome: Mutex::default() })
+    }
+
+    /// The way to the client's memory, which is given out once if it is a connection.
+    fn take_way(&self) -> Way {
+        let mut way = self.way.lock().unwrap_or_else(PoisonError::into_inner);
+        match *way {
+            Way::Token => Way::Token,
+            _ => std::mem::replace(&mut way, Way::Taken),
+        }
+    }
+
+    /// Bytes of the transfer, once it has succeeded.
+    pub(crate) fn moved(&self) -> u64 {
+        self.outcome().moved
+    }
+
     /// Whether its client can be told that it got less than it asked for (rules 7 and 8).
     fn takes_less(&self) -> bool {
         matches!(self.header.family(), Family::A | Family::B)

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use rdma_token::{CHUNK, RemoteAccess, RemoteError, RemoteWindow};
 use s3s::{S3Error, S3ErrorCode};
 
-use super::{Action, Exchange};
+use super::{Action, Exchange, Paired, Way};
 use crate::{
     checksum::Digests,
     error::{custom, not_implemented, report, store as refused, too_large},
@@ -31,13 +31,36 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 pub(crate) struct Transfer {
     exchange: Arc<Exchange>,
     access: RemoteAccess,
-    window: Option<Box<dyn RemoteWindow>>,
+    window: Option<Reached>,
     started: Instant,
     /// Bytes moved so far.
     moved: u64,
     /// What is made to go wrong with it.
     fault: Option<Fault>,
     verdict: &'static str,
+}
+
+/// The client's memory, once it can be reached.
+enum Reached {
+    Window(Box<dyn RemoteWindow>),
+    /// By way of a buffer, whose content goes over a connection.
+    Paired(Paired),
+}
+
+impl Reached {
+    fn window(&mut self) -> &mut dyn RemoteWindow {
+        match self {
+            Self::Window(window) => &mut **window,
+            Self::Paired(paired) => &mut *paired.session,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Window(window) => window.len(),
+            Self::Paired(paired) => paired.session.len(),
+        }
+    }
 }
 
 /// What is made to go wrong.
@@ -69,9 +92,14 @@ impl Transfer {
             verdict: ABORTED,
         };
         transfer.impair().await?;
-        match exchange.rdma.memory.open(&exchange.header, access).await {
-            Ok(window) => {
-                transfer.window = Some(window);
+        let reached = match exchange.take_way() {
+            Way::Token => exchange.rdma.memory.open(&exchange.header, access).await.map(Reached::Window),
+            Way::Paired(paired) => Ok(Reached::Paired(paired)),
+            Way::Taken => Err(RemoteError::Transport("the connection has served a transfer".to_owned())),
+        };
+        match reached {
+            Ok(reached) => {
+                transfer.window = Some(reached);
                 Ok(transfer)
             }
             Err(error) => Err(transfer.not_opened(&error)),
@@ -122,10 +150,11 @@ impl Transfer {
     }
 
     fn room(&self) -> u64 {
-        self.window.as_ref().map_or(0, |window| window.len())
+        self.window.as_ref().map_or(0, Reached::len)
     }
 
-    /// Writes `count` bytes of `content` to the beginning of the window, straight from where the store has them.
+    /// Writes `count` bytes of `content` to the beginning of the window, straight from where the store has them, and sends them
+    /// off where the window is a buffer in front of a connection.
     pub(crate) async fn write(&mut self, mut content: ByteStream, count: u64, turn: &Turn) -> Result<(), S3Error> {
         let stop = self.stop(count);
         let mut step = 0;
@@ -148,17 +177,21 @@ impl Transfer {
                 let (now, later) = rest.split_at(rest.len().min(CHUNK - step).min(left));
                 self.pace(now.len()).await;
                 let Some(window) = &mut self.window else { break };
-                window.write(self.moved, now).await.map_err(|error| self.failed(&error))?;
+                window.window().write(self.moved, now).await.map_err(|error| self.failed(&error))?;
                 self.moved += now.len() as u64;
                 step += now.len();
                 rest = later;
             }
         }
-        if let Some(window) = &mut self.window {
+        if let Some(Reached::Window(window)) = &mut self.window {
             window.flush().await.map_err(|error| self.failed(&error))?;
         }
-        match self.fault {
-            Some(Fault::Fail) => Err(self.failed_on_demand()),
+        match (self.fault, &mut self.window) {
+            (Some(Fault::Fail), _) => Err(self.failed_on_demand()),
+            (_, Some(Reached::Paired(Paired { session, to, cookie }))) => {
+                let sent = session.send(*to, self.moved, *cookie).await;
+                sent.map_err(|error| self.failed(&error))
+            }
             _ => Ok(()),
         }
     }
@@ -184,7 +217,7 @@ impl Transfer {
             let n = buffer.len();
             self.pace(n).await;
             let Some(window) = &mut self.window else { break };
-            window.read(self.moved, buffer).await.map_err(|error| self.failed(&error))?;
+            window.window().read(self.moved, buffer).await.map_err(|error| self.failed(&error))?;
             digests.update(buffer);
             writer.advance(n);
             self.moved += n as u64;
@@ -235,12 +268,7 @@ impl Transfer {
             }
             RemoteError::Transport(_) => self.failed(error),
             RemoteError::Exhausted(_) => {
-                let mut busy = S3Error::with_message(
-                    S3ErrorCode::SlowDown,
-                    format!("For a transfer by RDMA, {error}. Try again."),
-                );
-                busy.set_headers(HeaderMap::from_iter([(header::RETRY_AFTER, RETRY_AFTER)]));
-                self.refuse(error.reason(), busy)
+                self.refuse(error.reason(), busy(&format!("For a transfer by RDMA, {error}.")))
             }
             RemoteError::TooLarge { most, .. } => self.refuse(error.reason(), too_large(*most)),
             // The client's mistake, and yet, by rule 12, an error of ours. Which of its keys there are is not told.
@@ -263,8 +291,15 @@ impl Transfer {
     }
 }
 
+/// `SlowDown` (503), which a client may try again.
+pub(crate) fn busy(why: &str) -> S3Error {
+    let mut error = S3Error::with_message(S3ErrorCode::SlowDown, format!("{why} Try again."));
+    error.set_headers(HeaderMap::from_iter([(header::RETRY_AFTER, RETRY_AFTER)]));
+    error
+}
+
 /// `RDMATransferError` (503), which a client may try again.
-fn transfer_error() -> S3Error {
+pub(crate) fn transfer_error() -> S3Error {
     let message = "The transfer by RDMA failed. Nothing has been changed. Try again.";
     let mut error = custom("RDMATransferError", StatusCode::SERVICE_UNAVAILABLE, message.into());
     error.set_headers(HeaderMap::from_iter([(header::RETRY_AFTER, RETRY_AFTER)]));

@@ -9,16 +9,17 @@ use std::{
     io::{self, Write},
     process::ExitCode,
     sync::Arc,
+    time::Duration,
 };
 
 use ernic_client::{
-    Session,
+    Protocol, Session,
     bench::{self, Plan, Row, Worker},
     counters::Counters,
     functional,
     memory::Registrar,
     s3::Client,
-    size,
+    size, soak,
     transfer::{Direction, Family},
     verbs::Device,
 };
@@ -29,7 +30,11 @@ type Failure = Box<dyn Error>;
 
 fn main() -> ExitCode {
     let options = Options::read(env::args_os()).unwrap_or_else(|error| error.exit());
-    let result = if options.functional { check(&options) } else { measure(&options) };
+    let result = match options.soak {
+        Some(rounds) => soak(&options, rounds),
+        None if options.functional => check(&options),
+        None => measure(&options),
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -45,6 +50,16 @@ fn say(line: &str) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
+/// What is done, in the words of the first lines.
+fn mode(options: &Options) -> &'static str {
+    match options.protocol.into() {
+        _ if options.std_s3 => "standard-s3",
+        Protocol::RcV2 => "host-memory-hipobj-rc-v2",
+        Protocol::Auto => "host-memory-auto",
+        Protocol::Token => "host-memory-cuobject-token",
+    }
+}
+
 /// Opens the device and says which.
 fn open(options: &Options) -> Result<Device, Failure> {
     let device = Device::open(&options.device(options.endpoint.local_address()))?;
@@ -55,10 +70,11 @@ fn open(options: &Options) -> Result<Device, Failure> {
 
 fn check(options: &Options) -> Result<(), Failure> {
     say(&format!("endpoint={} bucket={}", options.endpoint, options.bucket))?;
-    say("mode=host-memory-cuobject-token")?;
+    say(&format!("mode={}", mode(options)))?;
     let device = open(options)?;
     let mut client = Client::new(options.config())?;
-    let plan = functional::Plan { family: options.token.into(), ..functional::Plan::new(&options.bucket) };
+    let (family, protocol) = (options.token.into(), options.protocol.into());
+    let plan = functional::Plan { family, protocol, ..functional::Plan::new(&options.bucket) };
     let mut broken = Ok(());
     let summary = functional::run(&mut client, &device, &plan, &mut |line| {
         if broken.is_ok() {
@@ -72,6 +88,47 @@ fn check(options: &Options) -> Result<(), Failure> {
     }
 }
 
+/// The device, unless there is to be none. Says what is done.
+fn device(options: &Options) -> Result<Option<Arc<dyn Registrar>>, Failure> {
+    say(&format!("mode={}", mode(options)))?;
+    Ok(if options.std_s3 { None } else { Some(Arc::new(open(options)?)) })
+}
+
+fn soak(options: &Options, rounds: u32) -> Result<(), Failure> {
+    let (endpoint, bucket, key) = (&options.endpoint, &options.bucket, &options.key);
+    say(&format!("endpoint={endpoint} bucket={bucket} key={key} size={} soak={rounds}", options.size))?;
+    let device = device(options)?;
+    let config = options.config();
+    let mut client = Client::new(config.clone())?;
+    client.create_bucket(bucket)?;
+    let plan = soak::Plan {
+        bucket: bucket.clone(),
+        key: key.clone(),
+        size: options.size,
+        rounds,
+        most: options.soak_seconds.map(Duration::from_secs),
+    };
+    let mut connect = || {
+        let session = Session::with_config(config.clone(), device.clone(), options.size)?;
+        Ok(session.with_tokens(options.token.into()).with_protocol(options.protocol.into()))
+    };
+    let mut broken = Ok(());
+    let report = soak::run(&plan, &mut connect, &mut |round| {
+        if broken.is_ok() {
+            broken = say(&format!("round {round}"));
+        }
+    })?;
+    broken?;
+    say(&serde_json::to_string(&report)?)?;
+    if report.http > 0 && !options.std_s3 && !options.allow_fallback {
+        let all = report.rdma + report.http;
+        return Err(
+            format!("{} of {all} transfers fell back to HTTP; --allow-fallback accepts that", report.http).into()
+        );
+    }
+    Ok(())
+}
+
 fn measure(options: &Options) -> Result<(), Failure> {
     let sizes = options.sizes();
     let config = options.config();
@@ -81,20 +138,15 @@ fn measure(options: &Options) -> Result<(), Failure> {
         "endpoint={} bucket={} key={} n={} connections={} keep-alive={keep_alive} auth={auth}",
         options.endpoint, options.bucket, options.key, options.iterations, options.connections
     ))?;
-    let device: Option<Arc<dyn Registrar>> = if options.std_s3 {
-        say("mode=standard-s3")?;
-        None
-    } else {
-        say("mode=host-memory-cuobject-token")?;
-        Some(Arc::new(open(options)?))
-    };
+    let device = device(options)?;
 
     // One buffer for each connection, large enough for the largest object, registered once.
     let most = sizes.iter().copied().max().unwrap_or_default();
     let mut workers = Vec::new();
     for _ in 0..options.connections {
         let session = Session::with_config(config.clone(), device.clone(), most)?;
-        workers.push(Worker::new(session.with_tokens(options.token.into()))?);
+        let session = session.with_tokens(options.token.into()).with_protocol(options.protocol.into());
+        workers.push(Worker::new(session)?);
     }
 
     let mut client = Client::new(config)?;
@@ -161,7 +213,7 @@ fn write_json(options: &Options, rows: &[Row], auth: &str, mut file: File) -> Re
         "meta": {
             "version": env!("CARGO_PKG_VERSION"),
             "endpoint": options.endpoint.to_string(),
-            "mode": if options.std_s3 { "standard-s3" } else { "host-memory-cuobject-token" },
+            "mode": mode(options),
             "token": if options.std_s3 { None } else { Some(Family::from(options.token).to_string()) },
             "connections": options.connections,
             "keep_alive": options.keep_alive == Switch::On,

@@ -4,6 +4,7 @@ use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use ernic_client::{
+    Protocol,
     bench::Only,
     s3::{Config, Endpoint},
     sigv4::Credentials,
@@ -70,6 +71,15 @@ pub(crate) struct Options {
     /// Form of the token: A and B are hipObject's, C is cuObject's
     #[arg(long, value_enum, default_value = "A", ignore_case = true)]
     pub(crate) token: TokenFamily,
+    /// How RDMA is asked for: a token in the request; a connection for each transfer; or the latter where the server speaks it
+    #[arg(long, value_enum, default_value = "token")]
+    pub(crate) protocol: ProtocolName,
+    /// Connect, store, fetch, compare and disconnect so often, instead of measuring; says as JSON what this process held
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["functional", "put_only", "get_only", "sweep", "csv", "json"])]
+    pub(crate) soak: Option<u32>,
+    /// Begin no more rounds of --soak after so many seconds
+    #[arg(long, value_name = "SECONDS", requires = "soak", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) soak_seconds: Option<u64>,
     /// Do not fail when the server lets transfers fall back to HTTP
     #[arg(long)]
     pub(crate) allow_fallback: bool,
@@ -97,6 +107,7 @@ Examples:
   ernic-bench -bucket ernic -size 1MiB -n 20
   ernic-bench --sweep 4K,64K,1M,16M,256M -n 10 --csv sweep.csv
   ernic-bench --functional
+  ernic-bench --protocol rc-v2 --soak 5000 -size 64K
 
 Exit status: 0; 1 if a request, a check or a comparison failed, or a transfer fell back to HTTP; 2 if an option is wrong.";
 
@@ -114,6 +125,23 @@ pub(crate) enum TokenFamily {
     B,
     #[value(name = "C")]
     C,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProtocolName {
+    Token,
+    RcV2,
+    Auto,
+}
+
+impl From<ProtocolName> for Protocol {
+    fn from(name: ProtocolName) -> Self {
+        match name {
+            ProtocolName::Token => Self::Token,
+            ProtocolName::RcV2 => Self::RcV2,
+            ProtocolName::Auto => Self::Auto,
+        }
+    }
 }
 
 impl From<TokenFamily> for Family {
@@ -267,6 +295,12 @@ mod tests {
         assert_eq!((options.csv, options.json), (Some("a.csv".into()), Some("b.json".into())));
         assert_eq!((options.connections, options.keep_alive, Family::from(options.token)), (4, Switch::Off, Family::C));
         assert!(read("-functional").unwrap().functional);
+        for (name, due) in [("token", Protocol::Token), ("rc-v2", Protocol::RcV2), ("auto", Protocol::Auto)] {
+            assert_eq!(Protocol::from(read(&format!("--protocol {name}")).unwrap().protocol), due);
+        }
+        assert_eq!(Protocol::from(read("").unwrap().protocol), Protocol::Token);
+        let options = read("--soak 5000 --soak-seconds 60 --protocol rc-v2").unwrap();
+        assert_eq!((options.soak, options.soak_seconds), (Some(5000), Some(60)));
         assert_eq!(read("--timeout 7").unwrap().config().patience, Duration::from_secs(7));
     }
 
@@ -286,6 +320,10 @@ mod tests {
             ("--connections 0", "0 is not in"),
             ("--token D", "possible values: A, B, C"),
             ("--keep-alive maybe", "possible values: on, off"),
+            ("--protocol v2", "possible values: token, rc-v2, auto"),
+            ("--soak 0", "0 is not in"),
+            ("--soak-seconds 5", "--soak"),
+            ("--soak 5 -functional", "cannot be used with"),
             ("-endpoint https://host", "bad endpoint 'https://host'"),
             ("-wat 5", "'--wat'"),
             ("stray", "'stray'"),
