@@ -291,6 +291,9 @@ fn what_breaks_on_the_clients_side_is_an_error() {
     assert_eq!(session.download(BUCKET, "key", &mut buffer).unwrap().carrier, Carrier::Rdma);
 }
 
+/// What becomes of a header's value.
+type New = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
 /// A way to the same service on which the answers to one request are changed.
 fn changed(lab: &Lab, name: &'static str, new: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Session {
     let front = Box::leak(Box::new(Server::front(&lab.server, Arc::new(move |head| change(head, name, &new)))));
@@ -306,7 +309,7 @@ fn answers_that_do_not_fit_are_violations() {
     buffer.write(0, b"content");
     session.upload(BUCKET, "key", &buffer, 7).unwrap();
     let set = |value: &'static str| move |_: &str| Some(value.to_owned());
-    let cases: Vec<(&'static str, Box<dyn Fn(&str) -> Option<String> + Send + Sync>, &str)> = vec![
+    let cases: Vec<(&'static str, New, &str)> = vec![
         (names::PROTOCOL, Box::new(set("hipobj-rc-v3")), "x-amz-rdma-protocol is 'hipobj-rc-v3'"),
         (names::PROTOCOL, Box::new(|_| None), "a success without x-amz-rdma-protocol"),
         (names::REPLY, Box::new(set("200")), "malformed x-amz-rdma-reply '200'"),

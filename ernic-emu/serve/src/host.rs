@@ -43,6 +43,8 @@ const RETRY: Duration = Duration::from_millis(100);
 const MAX_REFUSALS: usize = 64;
 /// How long a connection that is refused may take to hear of it, and how many bytes of it are read meanwhile.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// How often sessions that nobody has made ready are looked for where none is known to wait.
+const REAP: Duration = Duration::from_secs(5);
 /// See [`REFUSAL_TIME`].
 const REFUSAL_BYTES: u64 = 64 << 10;
 
@@ -63,6 +65,15 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<()> {
     result
 }
 
+/// Ends the sessions of `hipobj-rc-v2` that nobody has made ready in time, for ever.
+async fn reap(service: S3Service) {
+    loop {
+        let next = service.reap().unwrap_or(REAP).min(REAP);
+        // A moment later than the first is due, so that it is.
+        sleep(next + Duration::from_millis(1)).await;
+    }
+}
+
 async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     let mut signals = Signals::install().context("cannot take over SIGINT and SIGTERM")?;
     let s3 = &options.backend;
@@ -80,6 +91,9 @@ async fn serve(options: &ServeOptions) -> anyhow::Result<()> {
     }
     let service = service.build();
     startup::announce_serve(options, address, keys, hardware.as_ref());
+    if hardware.is_some() {
+        tokio::spawn(reap(service.clone()));
+    }
 
     let origin = Instant::now();
     let limit = u32::try_from(options.max_connections).unwrap_or(u32::MAX);

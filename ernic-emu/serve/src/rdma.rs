@@ -309,11 +309,16 @@ impl Hardware {
     pub fn serve(&self, service: S3Builder) -> S3Builder {
         use std::net::Ipv4Addr;
 
-        use s3_proto::RdmaConfig;
+        use s3_proto::{RcConfig, RdmaConfig};
 
         // Replies name the queue pair and the GID of the connection that carried the bytes.
         let config = RdmaConfig::new(Ipv4Addr::UNSPECIFIED);
-        service.with_remote(Arc::clone(&self.fabric) as _, config).with_collector(self.fabric.metrics())
+        let service = service.with_remote(Arc::clone(&self.fabric) as _, config).with_collector(self.fabric.metrics());
+        if !self.options.v2 {
+            return service;
+        }
+        let VerbsOptions { sessions, per_client, .. } = self.options;
+        service.with_rc(Arc::clone(&self.fabric) as _, RcConfig { sessions, per_client, ..RcConfig::default() })
     }
 
     /// As above.
