@@ -304,6 +304,11 @@ impl Session {
         Self { protocol, ..self }
     }
 
+    /// As [`Session::with_protocol`], from the next transfer on.
+    pub fn set_protocol(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
+    }
+
     /// Bytes of each of its buffers.
     #[must_use]
     pub fn size(&self) -> u64 {
