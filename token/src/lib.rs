@@ -31,7 +31,7 @@ mod window;
 pub use descriptor::{Descriptor, Qpn};
 pub use header::{Family, MAX_HEADER, Malformed, TokenHeader};
 pub use rc::{RcEndpoint, RcFabric, RcSession, RcStaging, RcTarget};
-pub use remote::{CHUNK, RemoteAccess, RemoteError, RemoteMemory, RemoteWindow};
+pub use remote::{AnswerFirst, CHUNK, RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, Task};
 pub use reply::{MalformedReply, Reply, Status};
 pub use token::{Token, Transport};
 pub use window::Window;

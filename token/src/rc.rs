@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use crate::{RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, Token, TokenHeader};
+use crate::{RemoteAccess, RemoteError, RemoteMemory, RemoteWindow, Token};
 
 /// What one side of a reliable connection tells the other, so that both can be connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,18 +56,6 @@ pub trait RcFabric: RemoteMemory {
         size: u64,
         access: RemoteAccess,
     ) -> Result<Box<dyn RcSession>, RemoteError>;
-
-    /// The answer-first handshake of hipObject's first protocol, where it is switched on: a GET is answered with the endpoint,
-    /// and the window that this opens is written once the client has connected to it. `None` where it is off, or the token is of
-    /// another family. Errors: as of [`RcFabric::prepare`].
-    async fn answer_first(
-        &self,
-        header: &TokenHeader,
-        size: u64,
-    ) -> Result<Option<(RcEndpoint, Box<dyn RemoteWindow>)>, RemoteError>;
-
-    /// What the device says of itself in the reply to a client whose transfer needed no new connection.
-    fn endpoint(&self) -> RcEndpoint;
 }
 
 /// One transfer over a queue pair of its own. Dropped, it gives back the queue pair and the buffer; the client's writes then come

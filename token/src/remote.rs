@@ -1,5 +1,7 @@
 //! The seam between who holds the bytes and who wants them.
 
+use std::{fmt, pin::Pin};
+
 use async_trait::async_trait;
 
 use crate::{RcEndpoint, TokenHeader, Window};
@@ -77,6 +79,25 @@ impl RemoteError {
     }
 }
 
+/// Work that goes on by itself.
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What is to be done for a client that connects only once it has read the answer.
+pub struct AnswerFirst {
+    /// For the answer.
+    pub endpoint: RcEndpoint,
+    /// For the payload. Writing to it waits until the client has connected.
+    pub window: Box<dyn RemoteWindow>,
+    /// Runs what moves the payload beside everything else.
+    pub spawn: Box<dyn FnOnce(Task) + Send + Sync>,
+}
+
+impl fmt::Debug for AnswerFirst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnswerFirst").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
 /// Memory of clients, named by their tokens.
 #[async_trait]
 pub trait RemoteMemory: Send + Sync {
@@ -89,6 +110,15 @@ pub trait RemoteMemory: Send + Sync {
     ///
     /// [`RemoteError::Transport`] comes at any point, where a connection is to be made.
     async fn open(&self, header: &TokenHeader, access: RemoteAccess) -> Result<Box<dyn RemoteWindow>, RemoteError>;
+
+    /// The handshake of hipObject's first protocol for GETs, where it is switched on (wire document, section 5): the client is
+    /// answered first, and connects to the endpoint that the answer has; then its memory is written. `None` where it is off, where
+    /// the token is of another family, and where the client is connected already: then the memory is to be opened. Errors: those
+    /// of [`RemoteMemory::open`], and [`RemoteError::Exhausted`].
+    async fn answer_first(&self, header: &TokenHeader) -> Result<Option<AnswerFirst>, RemoteError> {
+        let _ = header;
+        Ok(None)
+    }
 }
 
 /// A range of a client's memory that is open for reading or for writing.
@@ -97,8 +127,9 @@ pub trait RemoteMemory: Send + Sync {
 /// of no more use and fails with the same error. Callers move at most [`CHUNK`] bytes at a time and give their event loop a
 /// turn in between: an implementation may copy without giving the thread back.
 ///
-/// When a transfer has completed and was flushed, its bytes are where they belong: a client that hears of it later finds them there. When its
-/// future is dropped before, neither the caller's buffer nor the client's memory is touched any more once the drop returns.
+/// When a transfer has completed and was flushed, its bytes are where they belong: a client that hears of it later finds them
+/// there. When its future is dropped before, neither the caller's buffer nor the client's memory is touched any more once the
+/// drop returns.
 #[async_trait]
 pub trait RemoteWindow: Send + Sync {
     /// Bytes: those of [`TokenHeader::window`], cut off where the registration ends ([`Window::clip`]; wire document, section

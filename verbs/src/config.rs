@@ -67,6 +67,8 @@ pub struct Config {
     pub retry: u8,
     /// How often one is sent again for which the client had no receive, 0 to 7; 7 is without end.
     pub rnr_retry: u8,
+    /// Traffic class of packets over Ethernet: DSCP in the upper six bits, ECN in the lower two (RFC 2474, RFC 3168).
+    pub traffic_class: u8,
     /// Work requests that a queue pair may have under way.
     pub depth: u32,
     /// How long a connection is kept that nobody uses.
@@ -94,6 +96,7 @@ impl Default for Config {
             timeout: 14,
             retry: 7,
             rnr_retry: 7,
+            traffic_class: 0,
             depth: 16,
             idle: Duration::from_secs(60),
             wait: Duration::from_secs(10),

@@ -110,6 +110,7 @@ pub(crate) struct Wish {
     pub(crate) timeout: u8,
     pub(crate) retry: u8,
     pub(crate) rnr_retry: u8,
+    pub(crate) traffic_class: u8,
 }
 
 /// An error and all that it is about, in one line.
@@ -308,7 +309,7 @@ impl Device {
         let mut address = AddressHandleAttribute::new();
         address.setup_port(self.port.number).setup_dest_lid(wish.peer.lid);
         if self.port.ethernet || wish.peer.lid == 0 {
-            address.setup_grh(&Gid { raw: wish.peer.gid }, 0, wish.source.index, HOP_LIMIT, 0);
+            address.setup_grh(&Gid { raw: wish.peer.gid }, 0, wish.source.index, HOP_LIMIT, wish.traffic_class);
         }
         let mut receive = QueuePairAttribute::new();
         receive

@@ -16,10 +16,11 @@ use std::{
 use async_trait::async_trait;
 use rdma_mummy_sys::ibv_wc_status::{IBV_WC_RETRY_EXC_ERR, IBV_WC_SUCCESS};
 use rdma_token::{
-    CHUNK, RcEndpoint, RcFabric, RcSession, RcStaging, RcTarget, RemoteAccess, RemoteError, RemoteMemory, RemoteWindow,
-    Token, TokenHeader, Transport, Window,
+    AnswerFirst, CHUNK, RcEndpoint, RcFabric, RcSession, RcStaging, RcTarget, RemoteAccess, RemoteError, RemoteMemory,
+    RemoteWindow, Task, Token, TokenHeader, Transport, Window,
 };
 use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::spawn_blocking,
     time::{sleep, timeout},
 };
@@ -82,6 +83,8 @@ pub struct Facts {
 struct With {
     /// Buffers that work requests name which nobody waits for any more.
     leases: Mutex<Vec<Lease<Buffer>>>,
+    /// A permit for each work request that the send queue has room for.
+    sends: Arc<Semaphore>,
     _place: Place,
 }
 
@@ -101,18 +104,25 @@ enum Job {
 }
 
 impl Link {
-    fn qp(&self) -> &QueuePairOf {
+    fn held(&self) -> &Held<With> {
         match &self.held {
-            Some(held) => held.qp(),
+            Some(held) => held,
             None => unreachable!("taken out by drop alone"),
         }
     }
 
+    fn qp(&self) -> &QueuePairOf {
+        self.held().qp()
+    }
+
+    /// What the send queue has room for.
+    fn sends(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.held().with().sends)
+    }
+
     /// Keeps a buffer until the queue pair is no more.
     fn hold(&self, lease: Lease<Buffer>) {
-        if let Some(held) = &self.held {
-            held.with().leases.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
-        }
+        self.held().with().leases.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
     }
 }
 
@@ -313,6 +323,7 @@ impl Inner {
             timeout: self.config.timeout,
             retry: self.config.retry,
             rnr_retry: self.config.rnr_retry,
+            traffic_class: self.config.traffic_class,
         }
     }
 
@@ -328,7 +339,8 @@ impl Inner {
         let made = spawn_blocking(move || {
             let domain = lease.as_ref().map_or_else(|| device.requesters(), |lease| lease.domain());
             let (qp, pending) = device.connect(domain, &wish, receive)?;
-            let held = Held::new(qp, With { leases: Mutex::default(), _place: place });
+            let sends = Arc::new(Semaphore::new(usize::try_from(device.depth()).unwrap_or(1)));
+            let held = Held::new(qp, With { leases: Mutex::default(), sends, _place: place });
             Ok((Link { held: Some(held), reaper }, lease, pending))
         });
         let made = made.await.unwrap_or_else(|_| Err(RemoteError::Transport("the server is about to stop".to_owned())));
@@ -400,6 +412,33 @@ impl RemoteMemory for Fabric {
             return Err(RemoteError::Unsupported("tokens of queue pairs that are not connected".to_owned()));
         };
         Ok(Box::new(ConnectionWindow::new(inner, link, peer, header, access, None).await?))
+    }
+
+    async fn answer_first(&self, header: &TokenHeader) -> Result<Option<AnswerFirst>, RemoteError> {
+        let inner = &self.inner;
+        if !inner.config.v1 || header.transport() != Some(Transport::Rc) {
+            return Ok(None);
+        }
+        let peer = inner.claim(header)?;
+        if inner.connections.get(peer.key(), Instant::now()).is_some() {
+            return Ok(None);
+        }
+        let source = inner.source(&peer)?;
+        let place = inner.place(peer.gid).await?;
+        let wish = Wish { mtu: inner.v1_mtu(), ..inner.wish(peer, source) };
+        let (link, ..) = inner.connect(wish, None, false, place).await?;
+        let endpoint = RcEndpoint {
+            qpn: link.qp().number(),
+            gid: source.gid,
+            lid: inner.device.port().lid,
+            psn: 0,
+            staging: None,
+        };
+        let window =
+            ConnectionWindow::new(inner, Arc::new(link), peer, header, RemoteAccess::Write, Some(wish)).await?;
+        // Handles of tasks that are not waited for are of no use.
+        let spawn = |task: Task| drop(tokio::spawn(task));
+        Ok(Some(AnswerFirst { endpoint, window: Box::new(window), spawn: Box::new(spawn) }))
     }
 }
 
@@ -475,40 +514,6 @@ impl RcFabric for Fabric {
             busy: false,
             failed: None,
         }))
-    }
-
-    async fn answer_first(
-        &self,
-        header: &TokenHeader,
-        size: u64,
-    ) -> Result<Option<(RcEndpoint, Box<dyn RemoteWindow>)>, RemoteError> {
-        let inner = &self.inner;
-        if !inner.config.v1 || header.transport() != Some(Transport::Rc) || size == 0 {
-            return Ok(None);
-        }
-        let peer = inner.claim(header)?;
-        if inner.connections.get(peer.key(), Instant::now()).is_some() {
-            return Ok(None);
-        }
-        let source = inner.source(&peer)?;
-        let place = inner.place(peer.gid).await?;
-        let wish = Wish { mtu: inner.v1_mtu(), ..inner.wish(peer, source) };
-        let (link, ..) = inner.connect(wish, None, false, place).await?;
-        let endpoint = RcEndpoint {
-            qpn: link.qp().number(),
-            gid: source.gid,
-            lid: inner.device.port().lid,
-            psn: 0,
-            staging: None,
-        };
-        let window =
-            ConnectionWindow::new(inner, Arc::new(link), peer, header, RemoteAccess::Write, Some(wish)).await?;
-        Ok(Some((endpoint, Box::new(window))))
-    }
-
-    fn endpoint(&self) -> RcEndpoint {
-        let gid = self.inner.own_gid().map_or([0; 16], |entry| entry.gid);
-        RcEndpoint { qpn: 0, gid, lid: self.inner.device.port().lid, psn: 0, staging: None }
     }
 }
 
@@ -640,7 +645,7 @@ struct ConnectionWindow {
     slots: usize,
     next: usize,
     /// Work requests under way, in the order of their parts of the buffer.
-    pending: VecDeque<Pending>,
+    pending: VecDeque<(Pending, OwnedSemaphorePermit)>,
     failed: Option<RemoteError>,
 }
 
@@ -705,20 +710,43 @@ impl ConnectionWindow {
         ended.error
     }
 
-    fn post(&mut self, what: What, address: u64, length: usize) -> Result<(), RemoteError> {
+    /// Room in the send queue, which other transfers of the same client use, too. `None` if there is none until one of this
+    /// window's own work requests has been settled.
+    async fn permit(&self) -> Result<Option<OwnedSemaphorePermit>, RemoteError> {
+        if self.pending.len() == self.slots {
+            return Ok(None);
+        }
+        let sends = self.link.sends();
+        match Arc::clone(&sends).try_acquire_owned() {
+            Ok(permit) => Ok(Some(permit)),
+            Err(_) if !self.pending.is_empty() => Ok(None),
+            Err(_) => match timeout(self.inner.config.wait, sends.acquire_owned()).await {
+                Ok(Ok(permit)) => Ok(Some(permit)),
+                _ => Err(RemoteError::Exhausted("place in a send queue")),
+            },
+        }
+    }
+
+    fn post(
+        &mut self,
+        permit: OwnedSemaphorePermit,
+        what: What,
+        address: u64,
+        length: usize,
+    ) -> Result<(), RemoteError> {
         let lease = self.lease.as_ref().ok_or(RemoteError::Exhausted("buffer"))?;
         let offset = self.next % self.slots * self.slot;
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let work = Work { what, offset, length, address, rkey: self.rkey };
         let pending = self.link.qp().post(lease, false, work)?;
-        self.pending.push_back(pending);
+        self.pending.push_back((pending, permit));
         self.next += 1;
         Ok(())
     }
 
     /// Waits for the oldest work request.
     async fn settle(&mut self) -> Result<(), RemoteError> {
-        let Some(pending) = self.pending.front_mut() else { return Ok(()) };
+        let Some((pending, _)) = self.pending.front_mut() else { return Ok(()) };
         let ended = self.inner.end(&self.peer, pending).await;
         self.pending.pop_front();
         ended.map(drop).map_err(|ended| self.fail(ended))
@@ -731,8 +759,9 @@ impl ConnectionWindow {
         let deadline = Instant::now() + self.inner.config.wait;
         sleep(HEAD_START).await;
         loop {
-            self.post(What::Write, self.window.address, 0)?;
-            let Some(pending) = self.pending.front_mut() else { return Ok(()) };
+            let Some(permit) = self.permit().await? else { return Ok(()) };
+            self.post(permit, What::Write, self.window.address, 0)?;
+            let Some((pending, _)) = self.pending.front_mut() else { return Ok(()) };
             let ended = self.inner.end(&self.peer, pending).await;
             self.pending.pop_front();
             match ended {
@@ -763,17 +792,20 @@ impl RemoteWindow for ConnectionWindow {
     async fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), RemoteError> {
         let part = self.check(RemoteAccess::Read, offset, into.len())?;
         let mut address = part.address;
-        for pieces in into.chunks_mut(self.slot * self.slots) {
-            let first = self.next;
-            for piece in pieces.chunks(self.slot) {
-                self.post(What::Read, address, piece.len())?;
-                address = address.wrapping_add(piece.len() as u64);
+        let lengths: Vec<usize> = into.chunks(self.slot).map(<[u8]>::len).collect();
+        let mut wanted = lengths.into_iter().peekable();
+        let first = self.next;
+        for (i, piece) in into.chunks_mut(self.slot).enumerate() {
+            // As many as there is room for, and then the oldest of them.
+            while let Some(length) = wanted.peek().copied() {
+                let Some(permit) = self.permit().await? else { break };
+                wanted.next();
+                self.post(permit, What::Read, address, length)?;
+                address = address.wrapping_add(length as u64);
             }
-            for (i, piece) in pieces.chunks_mut(self.slot).enumerate() {
-                self.settle().await?;
-                if let Some(lease) = &self.lease {
-                    lease.read((first + i) % self.slots * self.slot, piece);
-                }
+            self.settle().await?;
+            if let Some(lease) = &self.lease {
+                lease.read((first + i) % self.slots * self.slot, piece);
             }
         }
         Ok(())
@@ -785,13 +817,16 @@ impl RemoteWindow for ConnectionWindow {
         self.established().await?;
         let mut address = part.address;
         for piece in from.chunks(self.slot) {
-            if self.pending.len() == self.slots {
-                self.settle().await?;
-            }
+            let permit = loop {
+                match self.permit().await? {
+                    Some(permit) => break permit,
+                    None => self.settle().await?,
+                }
+            };
             if let Some(lease) = &self.lease {
                 lease.write(self.next % self.slots * self.slot, piece);
             }
-            self.post(What::Write, address, piece.len())?;
+            self.post(permit, What::Write, address, piece.len())?;
             address = address.wrapping_add(piece.len() as u64);
         }
         Ok(())

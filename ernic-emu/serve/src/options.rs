@@ -89,7 +89,7 @@ Options of the verbs hardware (defaults in brackets):
   timeout=N      4.096 us * 2^N for an answer, 1..31 [14]        retry=N, rnr-retry=N  0..7 [7]
   wait=TIME      for one request, or a client to connect [10s]   idle=TIME  until a connection is closed [60s]
   connections=N  queue pairs in all [256]          per-client=N  queue pairs and sessions of one [64]
-  sessions=N     sessions of hipobj-rc-v2 [64]
+  sessions=N     sessions of hipobj-rc-v2 [64]    tclass=N      traffic class of packets, 0..255 [0]
 A TIME is a number and ms, s or m.
 
 The backend's options are those of 'ernic --help' but for ip=, port= and dhcp=; size=4G and objects=1000000 are the defaults.";

@@ -53,6 +53,8 @@ pub struct VerbsOptions {
     pub retry: u8,
     /// Retries without a receive.
     pub rnr_retry: u8,
+    /// Traffic class of packets.
+    pub traffic_class: u8,
     /// Work requests under way on one queue pair.
     pub depth: u32,
     /// How long a connection is kept unused.
@@ -82,6 +84,7 @@ impl Default for VerbsOptions {
             timeout: 14,
             retry: 7,
             rnr_retry: 7,
+            traffic_class: 0,
             depth: 16,
             idle: Duration::from_secs(60),
             wait: Duration::from_secs(10),
@@ -143,7 +146,7 @@ impl FromStr for VerbsOptions {
 
 impl VerbsOptions {
     /// The keys that `verbs:` takes.
-    pub const KEYS: [&'static str; 17] = [
+    pub const KEYS: [&'static str; 18] = [
         "device",
         "port",
         "gid",
@@ -155,6 +158,7 @@ impl VerbsOptions {
         "timeout",
         "retry",
         "rnr-retry",
+        "tclass",
         "depth",
         "idle",
         "wait",
@@ -183,6 +187,7 @@ impl VerbsOptions {
             "timeout" => self.timeout = number(value, 1, 31)?,
             "retry" => self.retry = number(value, 0, 7)?,
             "rnr-retry" => self.rnr_retry = number(value, 0, 7)?,
+            "tclass" => self.traffic_class = number(value, 0, u8::MAX.into())?,
             "depth" => self.depth = number(value, 1, MAX_COUNT)?,
             "idle" => self.idle = time(value)?,
             "wait" => self.wait = time(value)?,
@@ -266,7 +271,9 @@ impl Hardware {
         use anyhow::Context as _;
 
         let VerbsOptions { port, gid, buffers, buffer_size, v1, rc_c, .. } = *options;
-        let VerbsOptions { timeout, retry, rnr_retry, depth, idle, wait, connections, per_client, .. } = *options;
+        let VerbsOptions {
+            timeout, retry, rnr_retry, traffic_class, depth, idle, wait, connections, per_client, ..
+        } = *options;
         let config = ernic_verbs::Config {
             device: options.device.clone(),
             port,
@@ -279,6 +286,7 @@ impl Hardware {
             timeout,
             retry,
             rnr_retry,
+            traffic_class,
             depth,
             idle,
             wait,
@@ -317,8 +325,9 @@ impl Hardware {
         if !self.options.v2 {
             return service;
         }
-        let VerbsOptions { sessions, per_client, .. } = self.options;
-        service.with_rc(Arc::clone(&self.fabric) as _, RcConfig { sessions, per_client, ..RcConfig::default() })
+        let VerbsOptions { sessions, per_client, wait: patience, .. } = self.options;
+        let config = RcConfig { sessions, per_client, patience, ..RcConfig::default() };
+        service.with_rc(Arc::clone(&self.fabric) as _, config)
     }
 
     /// As above.
@@ -375,7 +384,7 @@ mod tests {
     fn every_option_is_read() {
         assert_eq!("verbs".parse(), Ok(VerbsOptions::default()));
         assert_eq!("verbs:gid=auto,mtu=auto,v2=on".parse(), Ok(VerbsOptions::default()));
-        let text = "verbs:device=mlx5_0,port=2,gid=3,buffers=8x16M,v2=off,v1=on,rc-c=on,mtu=1024,timeout=18,retry=3,rnr-retry=0,\
+        let text = "verbs:device=mlx5_0,port=2,gid=3,buffers=8x16M,v2=off,v1=on,rc-c=on,mtu=1024,timeout=18,retry=3,rnr-retry=0,tclass=106,\
                     depth=32,idle=5m,wait=500ms,connections=9,per-client=8,sessions=7";
         let all = VerbsOptions {
             device: Some("mlx5_0".to_owned()),
@@ -390,6 +399,7 @@ mod tests {
             timeout: 18,
             retry: 3,
             rnr_retry: 0,
+            traffic_class: 106,
             depth: 32,
             idle: Duration::from_secs(300),
             wait: Duration::from_millis(500),
@@ -424,6 +434,7 @@ mod tests {
             ("verbs:timeout=32", "bad timeout '32': use a number from 1 to 31"),
             ("verbs:retry=8", "bad retry '8': use a number from 0 to 7"),
             ("verbs:rnr-retry=264", "bad rnr-retry '264': use a number from 0 to 7"),
+            ("verbs:tclass=256", "bad tclass '256': use a number from 0 to 255"),
             ("verbs:depth=0", "bad depth '0': use a number from 1 to 4096"),
             ("verbs:depth=4294967297", "bad depth '4294967297': use a number from 1 to 4096"),
             ("verbs:connections=0", "bad connections '0': use a number from 1 to 4096"),

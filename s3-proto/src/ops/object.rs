@@ -211,11 +211,12 @@ pub(super) async fn get(ops: &Operations, request: S3Request<GetObjectInput>) ->
     let mut output = describe!(GetObjectOutput, object.info, view, shown);
     let sent = match &context.rdma {
         Some(exchange) => {
-            let mut transfer = Transfer::open(exchange, RemoteAccess::Write).await?;
+            // Only a 200 tells the client where to connect to (rule 2).
+            let first = view.content_range.is_none() && input.part_number.is_none();
+            let mut transfer = Transfer::open(exchange, RemoteAccess::Write, first).await?;
             let count = transfer.fit(view.len())?;
             let content = object.data.read(view.range.start..view.range.start + count);
-            transfer.write(content, count, &context.turn).await?;
-            transfer.complete();
+            transfer.deliver(content, count, &context.turn).await?;
             output.content_length = Some(0);
             count
         }
@@ -305,7 +306,7 @@ pub(super) async fn receive(
         ops.metrics.body_write();
         return Ok(info);
     };
-    let mut transfer = Transfer::open(exchange, RemoteAccess::Read).await?;
+    let mut transfer = Transfer::open(exchange, RemoteAccess::Read, false).await?;
     let size = size.unwrap_or_default();
     transfer.check_fits(size)?;
     transfer.read(&mut *writer, size, &mut digests, &context.turn).await?;

@@ -19,7 +19,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use rdma_token::{Family, RcSession, RcTarget, RemoteMemory, Reply, Status, Token, TokenHeader, names};
+use rdma_token::{Family, RcEndpoint, RcSession, RcTarget, RemoteMemory, Reply, Status, Token, TokenHeader, names};
 use s3s::{S3Error, S3ErrorCode, s3_error};
 
 use crate::{Metrics, error::not_implemented, route::Op};
@@ -109,6 +109,8 @@ pub(crate) struct Paired {
 struct Outcome {
     /// Bytes of a transfer that has succeeded.
     moved: u64,
+    /// The server's end of the connection, if the client's memory is reached over one.
+    endpoint: Option<RcEndpoint>,
     /// Whether the answer says nothing of RDMA.
     silent: bool,
     /// Whether its reply header gets lost.
@@ -236,16 +238,19 @@ impl Exchange {
         }
         let reply = match answer {
             // Strict clients of the other families take nothing but a number here, and of no family a token behind a 206.
-            StatusCode::OK if self.takes_less() => Reply::Token(self.endpoint()),
+            StatusCode::OK if self.takes_less() => Reply::Token(self.endpoint(outcome.endpoint)),
             answer => Reply::Status(status(answer)),
         };
         let moved = if answer.is_success() { outcome.moved } else { 0 };
         write_reply(headers, Some(reply).filter(|_| !outcome.dropped), moved);
     }
 
-    /// What the service says of itself (rule 3). Nothing will ever connect to it: whoever can reach the memory that a token
-    /// names needs no queue pair.
-    fn endpoint(&self) -> Token {
+    /// What the service says of itself (rule 3). Without a connection, nothing will ever connect to it: whoever can reach the
+    /// memory that a token names needs no queue pair.
+    fn endpoint(&self, connection: Option<RcEndpoint>) -> Token {
+        if let Some(RcEndpoint { qpn, gid, lid, .. }) = connection {
+            return Token::endpoint(qpn, gid, lid);
+        }
         let number = u32::try_from(self.connection % QPNS).unwrap_or(0);
         Token::endpoint(QPN_BASE + number, self.rdma.config.endpoint.to_ipv6_mapped().octets(), 0)
     }

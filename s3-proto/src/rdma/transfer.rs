@@ -1,6 +1,7 @@
 //! Moving the bytes.
 
 use std::{
+    future::{Future, poll_fn},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
@@ -8,7 +9,7 @@ use std::{
 use ernic_store::{ByteStream, ObjectWriter};
 use futures_util::StreamExt;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use rdma_token::{CHUNK, RemoteAccess, RemoteError, RemoteWindow};
+use rdma_token::{AnswerFirst, CHUNK, RemoteAccess, RemoteError, RemoteWindow, Task};
 use s3s::{S3Error, S3ErrorCode};
 
 use super::{Action, Exchange, Paired, Way};
@@ -38,7 +39,12 @@ pub(crate) struct Transfer {
     /// What is made to go wrong with it.
     fault: Option<Fault>,
     verdict: &'static str,
+    /// What runs the transfer when its request has been answered.
+    later: Option<Spawn>,
 }
+
+/// See [`AnswerFirst::spawn`].
+type Spawn = Box<dyn FnOnce(Task) + Send + Sync>;
 
 /// The client's memory, once it can be reached.
 enum Reached {
@@ -79,8 +85,8 @@ const ABORTED: &str = "aborted";
 
 impl Transfer {
     /// Opens the client's memory. This is where a transfer is declined (rule 10), or refused because of what the token names
-    /// (rule 12).
-    pub(crate) async fn open(exchange: &Arc<Exchange>, access: RemoteAccess) -> Result<Self, S3Error> {
+    /// (rule 12). `first` says whether the request may be answered before its bytes have moved.
+    pub(crate) async fn open(exchange: &Arc<Exchange>, access: RemoteAccess, first: bool) -> Result<Self, S3Error> {
         exchange.rdma.metrics.rdma_started();
         let mut transfer = Self {
             exchange: Arc::clone(exchange),
@@ -90,10 +96,11 @@ impl Transfer {
             moved: 0,
             fault: None,
             verdict: ABORTED,
+            later: None,
         };
         transfer.impair().await?;
         let reached = match exchange.take_way() {
-            Way::Token => exchange.rdma.memory.open(&exchange.header, access).await.map(Reached::Window),
+            Way::Token => transfer.reach(first).await.map(Reached::Window),
             Way::Paired(paired) => Ok(Reached::Paired(paired)),
             Way::Taken => Err(RemoteError::Transport("the connection has served a transfer".to_owned())),
         };
@@ -104,6 +111,25 @@ impl Transfer {
             }
             Err(error) => Err(transfer.not_opened(&error)),
         }
+    }
+
+    /// Opens what the token names, and notes what the answer has of it.
+    async fn reach(&mut self, first: bool) -> Result<Box<dyn RemoteWindow>, RemoteError> {
+        let Exchange { rdma, header, .. } = &*self.exchange;
+        let early = if first { rdma.memory.answer_first(header).await? } else { None };
+        let (window, endpoint) = match early {
+            Some(AnswerFirst { endpoint, window, spawn }) => {
+                self.later = Some(spawn);
+                (window, Some(endpoint))
+            }
+            None => {
+                let window = rdma.memory.open(header, self.access).await?;
+                let endpoint = window.endpoint();
+                (window, endpoint)
+            }
+        };
+        self.exchange.outcome().endpoint = endpoint;
+        Ok(window)
     }
 
     /// Makes the faults that are due.
@@ -153,9 +179,33 @@ impl Transfer {
         self.window.as_ref().map_or(0, Reached::len)
     }
 
+    /// Writes `count` bytes of `content` to the client's memory and completes the transfer. Where the client is to be answered
+    /// first, it begins; what becomes of it, the client does not hear from us.
+    pub(crate) async fn deliver(mut self, content: ByteStream, count: u64, turn: &Turn) -> Result<(), S3Error> {
+        let Some(spawn) = self.later.take() else {
+            self.write(content, count, turn).await?;
+            self.complete();
+            return Ok(());
+        };
+        self.exchange.outcome().moved = self.stop(count);
+        let turn = Turn::default();
+        let rounds = turn.clone();
+        let mut work = Box::pin(async move {
+            // Why it failed is in the metrics and in the log.
+            if self.write(content, count, &turn).await.is_ok() {
+                self.complete();
+            }
+        });
+        spawn(Box::pin(poll_fn(move |cx| {
+            rounds.begin();
+            work.as_mut().poll(cx)
+        })));
+        Ok(())
+    }
+
     /// Writes `count` bytes of `content` to the beginning of the window, straight from where the store has them, and sends them
     /// off where the window is a buffer in front of a connection.
-    pub(crate) async fn write(&mut self, mut content: ByteStream, count: u64, turn: &Turn) -> Result<(), S3Error> {
+    async fn write(&mut self, mut content: ByteStream, count: u64, turn: &Turn) -> Result<(), S3Error> {
         let stop = self.stop(count);
         let mut step = 0;
         while self.moved < stop {

@@ -213,18 +213,6 @@ impl RcFabric for Fabric {
         state.sessions.insert(local.qpn, Side { peer, buffer, staging, received: None, waker: None });
         Ok(Box::new(Session { fabric: self.clone(), peer }))
     }
-
-    async fn answer_first(
-        &self,
-        _: &TokenHeader,
-        _: u64,
-    ) -> Result<Option<(RcEndpoint, Box<dyn RemoteWindow>)>, RemoteError> {
-        Ok(None)
-    }
-
-    fn endpoint(&self) -> RcEndpoint {
-        RcEndpoint { qpn: 0, gid: GID, lid: 0, psn: 1, staging: None }
-    }
 }
 
 /// A session of a [`Fabric`].
