@@ -391,3 +391,242 @@ pub(crate) fn prepare<'a>(
     request.headers.extend(of.headers.iter().cloned());
     request
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Refusal;
+
+    const SESSION: &str = "0123456789abcdef0123456789ABCDEF";
+    /// RC, queue pair 0x123456, ::ffff:192.168.200.9: a vector of the wire document, without its memory.
+    const TOKEN: &str = "015634120000000000000000000000ffffc0a8c8090000000000000000000000000000000000000000000000";
+    const COOKIE: u32 = 0x00c0_ffee;
+    const GET: Asked = Asked { direction: Direction::Get, range: None, window: 65_536, bytes: Some(65_536) };
+
+    fn answer(status: u16, headers: &[(&str, &str)], document: &str) -> Answer {
+        let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        Answer { status, headers, document: document.into(), length: document.len() as u64 }
+    }
+
+    /// An answer with one header replaced, or left out where the value is empty.
+    fn changed(good: &[(&str, &str)], status: u16, name: &str, value: &str) -> Answer {
+        let mut headers = good.to_vec();
+        headers.retain(|(have, _)| !have.eq_ignore_ascii_case(name));
+        if !value.is_empty() {
+            headers.push((name, value));
+        }
+        answer(status, &headers, "")
+    }
+
+    fn prepared() -> Vec<(&'static str, String)> {
+        // Names in any case, as servers write them.
+        vec![
+            ("X-Amz-Rdma-Protocol", "hipobj-rc-v2".to_owned()),
+            ("x-amz-rdma-reply", format!("200:{TOKEN}")),
+            ("X-AMZ-RDMA-SESSION", SESSION.to_owned()),
+            ("x-aMz-rDmA-pSn", "01ab01".to_owned()),
+        ]
+    }
+
+    fn prepare_of(direction: Direction, name: &str, value: &str) -> Result<Answered, ClientError> {
+        let good = prepared();
+        let good: Vec<_> = good.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        judge_prepare(&changed(&good, 200, name, value), direction)
+    }
+
+    #[test]
+    fn a_session_is_one_all_over() {
+        let Ok(Answered::Prepared(session)) = prepare_of(Direction::Get, "", "") else { panic!("a session") };
+        assert_eq!((session.session.as_str(), session.psn, session.staging), (SESSION, 0x01_ab01, None));
+        assert_eq!(
+            (session.peer.qpn, session.peer.gid[10..].to_vec()),
+            (0x12_3456, vec![0xff, 0xff, 192, 168, 200, 9])
+        );
+        let Ok(Answered::Prepared(session)) = prepare_of(Direction::Get, names::PSN, "ffffff") else {
+            panic!("a session")
+        };
+        assert_eq!(session.psn, 0xff_ffff);
+        // The same, said twice.
+        assert!(prepare_of(Direction::Get, names::QPN, "123456").is_ok());
+        for (name, values) in [
+            (names::PROTOCOL, &["", "hipobj-rc-v1"][..]),
+            (names::SESSION, &["", "0123", "zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz", "0123456789abcdef0123456789abcdef0"]),
+            (names::PSN, &["", "000000", "1", "1000000", "zzzzzz", "+00001"]),
+            (names::QPN, &["123457", "x", "000123456"]),
+            (names::REPLY, &["", "200", "ok", "200:tooshort"]),
+        ] {
+            for value in values {
+                let result = prepare_of(Direction::Get, name, value);
+                assert!(matches!(result, Err(ClientError::Violation(_))), "{name} '{value}': {result:?}");
+            }
+        }
+        // Of queue pairs that cannot be connected: DC, no number, no address.
+        let zeros = "0".repeat(88);
+        for token in [&*zeros, &TOKEN.replacen("01", "00", 1), &TOKEN.replace("56341200", "00000000")] {
+            let result = prepare_of(Direction::Get, names::REPLY, &format!("200:{token}"));
+            assert!(matches!(result, Err(ClientError::Violation(Violation::MalformedHeader { .. }))), "{result:?}");
+        }
+        // A PUT needs a place.
+        let place = |address: &str, rkey: &str| {
+            let mut good = prepared();
+            good.push((names::MR_ADDR, address.to_owned()));
+            good.push((names::MR_RKEY, rkey.to_owned()));
+            good.retain(|(_, value)| !value.is_empty());
+            let good: Vec<_> = good.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            judge_prepare(&answer(200, &good, ""), Direction::Put)
+        };
+        let Ok(Answered::Prepared(session)) = place("7F1122334000", "deadbeef") else { panic!("a session") };
+        assert_eq!(session.staging, Some(RcTarget { address: 0x7f11_2233_4000, rkey: 0xdead_beef }));
+        for (address, rkey) in [("", ""), ("1000", ""), ("", "1"), ("0", "1"), ("0x10", "1"), ("1000", "123456789")] {
+            assert!(matches!(place(address, rkey), Err(ClientError::Violation(_))), "{address} {rkey}");
+        }
+    }
+
+    #[test]
+    fn errors_are_signals_if_the_server_does_not_speak_it() {
+        let document = |code: &str| format!("<Error><Code>{code}</Code></Error>");
+        let ours = (names::PROTOCOL, names::HIPOBJ_RC_V2);
+        let marked = (names::PROTOCOL_STATUS, "unsupported");
+        let of = |status, headers: &[(&str, &str)], code: &str| {
+            judge_prepare(&answer(status, headers, &document(code)), Direction::Get)
+        };
+        for (status, headers, code, due) in [
+            (501, &[marked][..], "NotImplemented", Signal::Declined),
+            (501, &[], "NotImplemented", Signal::Declined),
+            (503, &[ours], "RDMATransferError", Signal::Failed),
+            // Servers of S3 that take it for a bucket, a proxy, a signature that is not right.
+            (404, &[], "NoSuchBucket", Signal::NoReply),
+            (405, &[], "MethodNotAllowed", Signal::NoReply),
+            (502, &[], "", Signal::NoReply),
+            (403, &[], "SignatureDoesNotMatch", Signal::NoReply),
+        ] {
+            match of(status, headers, code) {
+                Ok(Answered::FallBack(signal, refusal)) => {
+                    assert_eq!((signal, refusal.status, refusal.code.as_str()), (due, status, code));
+                }
+                other => panic!("{status} {code}: {other:?}"),
+            }
+        }
+        for (status, code) in [
+            (400, "InvalidArgument"),
+            (403, "AccessDenied"),
+            (404, "NoSuchKey"),
+            (409, "InvalidRDMASession"),
+            (413, "EntityTooLarge"),
+            (503, "SlowDown"),
+        ] {
+            let result = of(status, &[ours], code);
+            assert!(
+                matches!(&result, Err(ClientError::Refused(Refusal { status: s, .. })) if *s == status),
+                "{result:?}"
+            );
+        }
+    }
+
+    fn ready_of(asked: &Asked, status: u16, name: &str, value: &str) -> Result<Verdict, ClientError> {
+        let good = [
+            ("X-Amz-Rdma-Protocol", "hipobj-rc-v2"),
+            ("X-Amz-Rdma-Cookie", "00C0FFEE"),
+            ("X-Amz-Rdma-Bytes-Transferred", "65536"),
+            ("X-Amz-Rdma-Etag", "\"abc123\""),
+        ];
+        judge_ready(&changed(&good, status, name, value), asked, COOKIE)
+    }
+
+    #[test]
+    fn the_final_answer_is_one_all_over() {
+        let Ok(Verdict::Moved(moved)) = ready_of(&GET, 200, "", "") else { panic!("a transfer") };
+        assert_eq!((moved.bytes, moved.etag.as_str()), (65_536, "\"abc123\""));
+        // S3's own header wins, and servers of earlier days answered a PUT without content.
+        let Ok(Verdict::Moved(moved)) = ready_of(&GET, 200, "etag", "\"other\"") else { panic!("a transfer") };
+        assert_eq!(moved.etag, "\"other\"");
+        let put = Asked { direction: Direction::Put, ..GET };
+        assert!(matches!(ready_of(&put, 204, "", ""), Ok(Verdict::Moved(_))));
+        for status in [204, 206] {
+            let result = ready_of(&GET, status, "", "");
+            assert!(
+                matches!(result, Err(ClientError::Violation(Violation::Status { expected: 200, .. }))),
+                "{result:?}"
+            );
+        }
+        for (name, values) in [
+            (names::PROTOCOL, &["", "other"][..]),
+            (names::COOKIE, &["", "c0ffee", "00c0ffef", "00c0ffeg"]),
+            (names::BYTES_TRANSFERRED, &["", "65535", "65537", "0", "-1", "0x10000"]),
+            (names::BYTES, &["65535"]),
+            (names::ETAG, &[""]),
+        ] {
+            for value in values {
+                let result = ready_of(&GET, 200, name, value);
+                assert!(matches!(result, Err(ClientError::Violation(_))), "{name} '{value}': {result:?}");
+            }
+        }
+        // A range that names another one, and one that ends with the object.
+        let ranged = Asked { range: Some((10, 65_545)), ..GET };
+        assert!(ready_of(&ranged, 200, "", "").is_ok());
+        assert!(ready_of(&ranged, 200, "content-range", "bytes 10-65545/70000").is_ok());
+        assert!(ready_of(&ranged, 200, "content-range", "bytes 11-65546/70000").is_err());
+        let longer = Asked { range: Some((10, 99_999)), window: 99_990, bytes: None, ..GET };
+        assert!(ready_of(&longer, 200, "content-range", "bytes 10-65545/65546").is_ok());
+        let failed =
+            answer(503, &[(names::PROTOCOL, names::HIPOBJ_RC_V2)], "<Error><Code>RDMATransferError</Code></Error>");
+        assert!(matches!(judge_ready(&failed, &GET, COOKIE), Ok(Verdict::FallBack(Signal::Failed, _))));
+    }
+
+    #[test]
+    fn checksums_are_of_the_bytes() {
+        let mut region = crate::memory::Plain::new(4096).unwrap();
+        region.write(100, b"123456789");
+        let place = Place { region: &region, window: Window { address: region.address() + 100, length: 9 } };
+        let of = |value: &str| check_sum(&answer(200, &[(names::CHECKSUM, value)], ""), &place, 9);
+        // The check value of CRC64NVME, as hipObject's tests have it.
+        assert_eq!(of("CRC64NVME rosUhgp5mIg="), Ok(()));
+        assert_eq!(check_sum(&answer(200, &[], ""), &place, 9), Ok(()));
+        for wrong in ["CRC64NVME AAAAAAAAAAA=", "CRC64NVME rosUhgp5mIg", "CRC64NV rosUhgp5mIg=", "rosUhgp5mIg=", ""] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn targets_are_encoded_as_they_are_signed() {
+        struct Nowhere;
+        impl QueuePair for Nowhere {
+            fn port(&self) -> crate::memory::Port {
+                crate::memory::Port { qpn: 7, gid: [1; 16], number: 1, lid: 0 }
+            }
+            fn connect(&mut self, _: &Token, _: u32, _: u32) -> Result<(), crate::memory::MemoryError> {
+                Ok(())
+            }
+            fn write(
+                &mut self,
+                _: &dyn Region,
+                _: Window,
+                _: RcTarget,
+                _: u32,
+            ) -> Result<(), crate::memory::MemoryError> {
+                Ok(())
+            }
+            fn arrived(&mut self, _: Duration) -> Result<crate::memory::Arrived, crate::memory::MemoryError> {
+                Ok(crate::memory::Arrived { bytes: 0, immediate: 0 })
+            }
+        }
+        let region = crate::memory::Plain::new(4096).unwrap();
+        let place = Place { region: &region, window: Window { address: region.address(), length: 9 } };
+        let target = |request: Request<'static>| {
+            let request = prepare(&request, &Nowhere, place, &GET, 1, 0xdead_beef);
+            let of = |name: &str| request.headers.iter().find(|(have, _)| *have == name).unwrap().1.clone();
+            assert_eq!(
+                (of(names::PSN), of(names::COOKIE), of(names::SIZE)),
+                ("000001".into(), "deadbeef".into(), "9".into())
+            );
+            assert_eq!((request.path.as_str(), of(names::OP).as_str()), (names::PREPARE, "GET"));
+            of(names::TARGET)
+        };
+        assert_eq!(target(Request::new("GET", "b", "k")), "/b/k");
+        assert_eq!(target(Request::new("GET", "bucket", "key name")), "/bucket/key%20name");
+        assert_eq!(target(Request::new("GET", "b", "a/b")), "/b/a/b");
+        assert_eq!(target(Request::new("GET", "b", "k").query("partNumber", "1")), "/b/k?partNumber=1");
+        let part = Request::new("PUT", "b", "k").query("uploadId", "a/b").query("partNumber", "2");
+        assert_eq!(target(part), "/b/k?partNumber=2&uploadId=a%2Fb");
+    }
+}

@@ -1,13 +1,15 @@
-//! Lane `s3-rc`: `hipobj-rc-v2` from request to answer, over connections that are memory of this process.
+//! `hipobj-rc-v2` from request to answer, over connections that are memory of this process.
 #![allow(clippy::cast_possible_truncation)]
 
 mod common;
 
 use std::{
+    collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
+    thread,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -755,6 +757,75 @@ fn sessions_are_limited_of_one_client_and_of_all() {
         lab.call(&cancel(session)).expect(204);
     }
     lab.at_rest();
+}
+
+/// Threads that prepare, make ready and cancel sessions of each other's: each is run once at most, and none is left.
+#[test]
+fn threads_that_race_run_each_session_once() {
+    const ROUNDS: u64 = 400;
+    let lab = lab_with(S3Config::default(), |builder, fabric, rc| {
+        let rc = RcConfig { sessions: 12, per_client: 12, ..rc };
+        builder.with_rc(Arc::new(fabric.clone()), rc)
+    });
+    lab.call(&put(PLACE, "content")).expect(200);
+    let memory = lab.memory(&[BLANK; 16]);
+    let (sessions, runs) = (Mutex::new(Vec::<String>::new()), Mutex::new(BTreeMap::<String, u32>::new()));
+    thread::scope(|scope| {
+        for seed in 0..4_u64 {
+            let (service, sessions, runs, token, fabric) = (&lab.service, &sessions, &runs, memory.token, &lab.fabric);
+            scope.spawn(move || {
+                let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ seed;
+                let mut random = move |n: u64| {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    state % n
+                };
+                for _ in 0..ROUNDS {
+                    let known = sessions.lock().unwrap();
+                    let session = known.get(random(known.len().max(1) as u64) as usize).cloned();
+                    drop(known);
+                    let answer = |request: &Request| Client::new(service).call(request);
+                    match (random(3), session) {
+                        (0, _) | (_, None) => {
+                            let put = random(2) == 0;
+                            let request = prepare(if put { "PUT" } else { "GET" }, PLACE, &token, 7);
+                            let answer = answer(&request);
+                            assert!(matches!(answer.status, 200 | 503), "{answer:?}");
+                            if answer.status == 200 {
+                                if put {
+                                    fabric.write(staging(&answer), b"content", COOKIE);
+                                }
+                                let session = answer.header(names::SESSION).unwrap().to_owned();
+                                let mut known = sessions.lock().unwrap();
+                                known.push(session);
+                                if known.len() > 24 {
+                                    known.remove(0);
+                                }
+                            }
+                        }
+                        (1, Some(session)) => {
+                            let answer = answer(&ready(&session));
+                            assert!(matches!(answer.status, 200 | 409), "{answer:?}");
+                            if answer.status == 200 {
+                                *runs.lock().unwrap().entry(session).or_default() += 1;
+                            }
+                        }
+                        (_, Some(session)) => assert_eq!(answer(&cancel(&session)).status, 204),
+                    }
+                }
+            });
+        }
+    });
+    let runs = runs.into_inner().unwrap();
+    assert!(runs.len() > 50, "{} sessions were run", runs.len());
+    assert!(runs.values().all(|times| *times == 1), "{runs:?}");
+    let metrics = lab.metrics();
+    assert_eq!(metrics.rdma_reads() + metrics.rdma_writes(), runs.len() as u64);
+    lab.pass(Duration::from_secs(10));
+    assert_eq!(lab.service.reap(), None);
+    lab.at_rest();
+    assert_eq!(lab.object("key").unwrap(), b"content");
 }
 
 // ---------------------------------------------------------------- who asks
