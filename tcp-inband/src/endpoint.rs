@@ -153,6 +153,12 @@ impl Endpoint {
     pub fn stats(&self) -> Stats {
         self.inner.borrow().stats()
     }
+
+    /// Whether there is a connection, be it only that a SYN was answered.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.inner.borrow().slots.iter().any(|slot| slot.phase != Phase::Free)
+    }
 }
 
 /// A place, as long as it is the same connection's.

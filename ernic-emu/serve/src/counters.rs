@@ -7,7 +7,7 @@ use std::{
 
 use ernic_emu::{
     device::{Device, GuestErrors},
-    rdma::{self, Objects},
+    rdma::{self, OPERATIONS, Objects},
 };
 use prometheus_client::{
     collector::Collector,
@@ -99,7 +99,8 @@ impl Counters {
         let Objects { eqs, cqs, qps, ahs, regions } = self.objects;
         let objects =
             [("mr", regions.into()), ("qp", count(qps)), ("cq", count(cqs)), ("eq", count(eqs)), ("ah", count(ahs))];
-        let rdma::Traffic { requests, failed, bytes: moved, dropped, waits } = self.work;
+        let rdma::Traffic { requests, by_operation, failed, bytes: moved, dropped, waits } = self.work;
+        let operations: Vec<_> = OPERATIONS.into_iter().zip(by_operation).collect();
         let outcomes = [("ok", requests), ("failed", failed)];
         let errors: Vec<_> = self.guest_errors.by_kind().collect();
         let (frames, bytes, lost) = (both(|t| t.frames), both(|t| t.bytes), both(|t| t.lost));
@@ -112,6 +113,13 @@ impl Counters {
         metric(counter, "ernic_nic_frames_lost", "Frames lost at the rings, by direction", direction, &lost)?;
         metric(counter, "ernic_nic_interrupts", "Interrupts delivered to the guest", None, &one(self.interrupts))?;
         metric(counter, "ernic_nic_rdma_requests", "RDMA work requests, by outcome", Some("outcome"), &outcomes)?;
+        metric(
+            counter,
+            "ernic_nic_rdma_operations",
+            "RDMA work requests that succeeded, by operation",
+            Some("operation"),
+            &operations,
+        )?;
         metric(counter, "ernic_nic_rdma_bytes", "Bytes moved by RDMA work requests", None, &one(moved))?;
         metric(counter, "ernic_nic_rdma_datagrams_dropped", "RDMA datagrams that went nowhere", None, &one(dropped))?;
         metric(counter, "ernic_nic_rdma_waits", "Times that an RDMA work request had to wait", None, &one(waits))?;
@@ -165,7 +173,14 @@ mod tests {
             received: Traffic { frames: 4, bytes: 5, lost: 6 },
             interrupts: 7,
             objects: Objects { eqs: 8, cqs: 9, qps: 10, ahs: 11, regions: 12 },
-            work: rdma::Traffic { requests: 15, failed: 16, bytes: 17, dropped: 18, waits: 19 },
+            work: rdma::Traffic {
+                requests: 15,
+                by_operation: std::array::from_fn(|at| 20 + u64::try_from(at).unwrap()),
+                failed: 16,
+                bytes: 17,
+                dropped: 18,
+                waits: 19,
+            },
             guest_errors: GuestErrors { doorbells: 13, info_dma: 14, ..GuestErrors::default() },
         });
         let mut page = String::new();
@@ -187,6 +202,10 @@ mod tests {
             "ernic_nic_interrupts_total 7",
             r#"ernic_nic_rdma_requests_total{outcome="ok"} 15"#,
             r#"ernic_nic_rdma_requests_total{outcome="failed"} 16"#,
+            r#"ernic_nic_rdma_operations_total{operation="send"} 20"#,
+            r#"ernic_nic_rdma_operations_total{operation="read"} 23"#,
+            r#"ernic_nic_rdma_operations_total{operation="register"} 28"#,
+            r#"ernic_nic_rdma_operations_total{operation="bind"} 30"#,
             "ernic_nic_rdma_bytes_total 17",
             "ernic_nic_rdma_datagrams_dropped_total 18",
             "ernic_nic_rdma_waits_total 19",

@@ -95,10 +95,10 @@ impl Wire {
         self.fault = fault;
     }
 
-    /// Whether requests may be under way.
+    /// Whether requests may be under way, or come with the next frames: the end of a handshake and a request may come together.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.in_band.as_ref().is_some_and(|in_band| !in_band.executor.is_empty())
+        self.in_band.as_ref().is_some_and(|in_band| !in_band.executor.is_empty() || in_band.endpoint.is_connected())
     }
 
     /// What the endpoint has done, if there is one.

@@ -787,6 +787,9 @@ impl Rdma {
     /// A request is done. `false`: its queue pair cannot go on.
     fn succeed(&mut self, env: &mut Env<'_>, qpn: u32, work: &Work) -> bool {
         self.traffic.requests += 1;
+        if let Some(count) = self.traffic.by_operation.get_mut(usize::from(work.entry.op().0)) {
+            *count += 1;
+        }
         let Some(qp) = self.qps.get_mut(&qpn) else { return false };
         let (cq, kind, signalled) = (qp.sq.cq, qp.kind, work.entry.flags().contains(WorkFlags::SIG));
         let mut written = true;

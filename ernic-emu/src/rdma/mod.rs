@@ -91,11 +91,28 @@ pub struct Objects {
     pub regions: u32,
 }
 
+/// Names of the operations of work requests, in the order of [`WorkOp`](ionic_abi::rdma::WorkOp).
+pub const OPERATIONS: [&str; 11] = [
+    "send",
+    "send_inv",
+    "send_imm",
+    "read",
+    "write",
+    "write_imm",
+    "compare_swap",
+    "fetch_add",
+    "register",
+    "invalidate",
+    "bind",
+];
+
 /// What work requests did, since the device was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Requests that succeeded.
     pub requests: u64,
+    /// The same by operation, in the order of [`OPERATIONS`].
+    pub by_operation: [u64; OPERATIONS.len()],
     /// Requests that failed; those that were flushed are not counted.
     pub failed: u64,
     /// Bytes that were moved for them.
