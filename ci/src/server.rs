@@ -42,7 +42,16 @@ impl ServerArgs {
             }
             return Ok(std::path::absolute(server)?);
         }
-        build("ernic", "ernic", self.profile_or(profile))
+        build("ernic", "ernic", self.profile_or(profile), None)
+    }
+
+    /// The server with the hardware backend, which needs more than Rust to be built. It is built where the one without it is, and
+    /// replaces it there until that is built again.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn hardware(&self, profile: &str) -> Result<PathBuf> {
+        build("ernic", "ernic", self.profile_or(profile), Some("ernic/verbs"))
     }
 
     /// The path of the client `ernic-bench`, built with the same profile as the server.
@@ -50,7 +59,7 @@ impl ServerArgs {
     /// # Errors
     /// When it cannot be built.
     pub fn client(&self, profile: &str) -> Result<PathBuf> {
-        build("ernic-client", "ernic-bench", self.profile_or(profile))
+        build("ernic-client", "ernic-bench", self.profile_or(profile), None)
     }
 
     /// The path of the load `ernic-load`, built with the same profile as the server.
@@ -58,7 +67,7 @@ impl ServerArgs {
     /// # Errors
     /// When it cannot be built.
     pub fn load(&self, profile: &str) -> Result<PathBuf> {
-        build("ernic-load", "ernic-load", self.profile_or(profile))
+        build("ernic-load", "ernic-load", self.profile_or(profile), None)
     }
 
     fn profile_or<'a>(&'a self, profile: &'a str) -> &'a str {
@@ -66,12 +75,13 @@ impl ServerArgs {
     }
 }
 
-/// Builds the program `name` of `package`, if need be, and returns its path.
-fn build(package: &str, name: &str, profile: &str) -> Result<PathBuf> {
+/// Builds the program `name` of `package` with `features`, if need be, and returns its path.
+fn build(package: &str, name: &str, profile: &str, features: Option<&str>) -> Result<PathBuf> {
     let start = Instant::now();
     let mut command = crate::cargo();
     command.args(["build", "--package", package, "--bin", name, "--profile", profile]);
     command.arg("--message-format=json-render-diagnostics");
+    command.args(features.map(|features| format!("--features={features}")));
     let output = process::end_with_parent(&mut command)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -198,6 +208,17 @@ impl Server {
     /// When it has ended; the error has its log.
     pub fn check(&mut self) -> Result<()> {
         self.running.check()
+    }
+
+    /// Ends it at once, as a crash would.
+    ///
+    /// # Errors
+    /// When it cannot be killed.
+    pub fn kill(mut self) -> Result<()> {
+        self.running.check()?;
+        self.running.child.kill()?;
+        self.running.child.wait()?;
+        Ok(())
     }
 
     /// Ends it with SIGTERM and checks that it ended well and took its socket away.

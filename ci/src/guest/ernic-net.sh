@@ -1,13 +1,18 @@
 #!/bin/sh
-# ernic-net: loads the NIC's driver, brings its interface up and asks DHCP for an address.
+# ernic-net: loads the NIC's driver, brings its interfaces up, one of each NIC, and asks DHCP for their addresses.
 modprobe ionic || exit 1
 tries=0
 while :; do
+    nics=
     for net in /sys/class/net/*; do
         case $(readlink "$net/device/driver") in
-        */ionic) nic=${net##*/} && break 2 ;;
+        */ionic) nics="$nics ${net##*/}" ;;
         esac
     done
+    # Each function that the driver has taken makes an interface.
+    set -- $nics
+    functions=$(ls -d /sys/bus/pci/drivers/ionic/*:* 2>/dev/null | wc -l)
+    if [ $# -gt 0 ] && [ $# -ge "$functions" ]; then break; fi
     tries=$((tries + 1))
     if [ $tries -gt 100 ]; then
         echo "ernic-net: the driver is loaded but there is no interface; dmesg says:" >&2
@@ -16,6 +21,10 @@ while :; do
     fi
     sleep 0.1
 done
-ip link set "$nic" up
-udhcpc -i "$nic" -n -q -t 6 -T 2 -O mtu -s /usr/share/udhcpc/ernic.script || exit 1
-ip -br addr show dev "$nic"
+for nic; do
+    ip link set "$nic" up
+    udhcpc -i "$nic" -n -q -t 6 -T 2 -O mtu -s /usr/share/udhcpc/ernic.script || exit 1
+done
+for nic; do
+    ip -br addr show dev "$nic"
+done

@@ -2,10 +2,13 @@
 
 mod boto3;
 mod cargo;
+mod hardware;
+mod nvme;
 mod power;
 mod rdma;
 mod tools;
 mod transfers;
+mod two_nics;
 mod verbs;
 mod vms;
 mod web;
@@ -23,7 +26,7 @@ use crate::demo::Parts;
 use crate::guest::{self, GuestArgs, Image};
 use crate::server::ServerArgs;
 use crate::vm::{self, Accel, Chosen};
-use crate::{abi, apt, process, say};
+use crate::{abi, apt, native, process, say};
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
@@ -119,6 +122,12 @@ const LANES: &[Lane] = &[
     lane("vm-rdma-faults", Run::Vm(transfers::faults)),
     lane("vm-rdma-clients", Run::Vm(transfers::clients)),
     lane("vm-verbs", Run::Vm(verbs::verbs)),
+    lane("vm-perftest", Run::Vm(verbs::perftest)),
+    lane("vm-rdmacm", Run::Vm(verbs::rdmacm)),
+    lane("vm-iommu", Run::Vm(verbs::iommu)),
+    lane("vm-two-nics", Run::Vm(two_nics::two_nics)),
+    lane("vm-nvme", Run::Vm(nvme::nvme)),
+    lane("vm-hw-ionic", Run::Vm(hardware::ionic)),
 ];
 
 /// A lane cannot run here; the text says why.
@@ -140,6 +149,7 @@ pub struct Bench<'a> {
     image: OnceCell<(Image, Chosen)>,
     parts: OnceCell<Parts>,
     client: OnceCell<PathBuf>,
+    hardware: OnceCell<PathBuf>,
 }
 
 impl<'a> Bench<'a> {
@@ -174,6 +184,29 @@ impl<'a> Bench<'a> {
         // `quick` is the release code without its slow link.
         let program = self.args.server.program("quick")?;
         Ok(self.parts.get_or_init(|| Parts { image, chosen, program }))
+    }
+
+    /// The server with the hardware backend.
+    ///
+    /// # Errors
+    /// [`Skip`] when this machine lacks what it is built with; others when it does not build.
+    pub fn hardware(&self) -> Result<PathBuf> {
+        if let Some(program) = self.hardware.get() {
+            return Ok(program.clone());
+        }
+        let missing = native::missing();
+        if !missing.is_empty() {
+            let missing = missing.join(" and ");
+            bail!(Skip(format!(
+                "a server with the hardware backend needs {missing}: apt-get install cmake libclang-dev"
+            )));
+        }
+        let built = self.args.server.hardware("quick")?;
+        let program = vm::log_folder("hardware")?.join("ernic");
+        std::fs::copy(&built, &program)?;
+        // The other lanes' server is the one that everybody builds.
+        self.args.server.program("quick")?;
+        Ok(self.hardware.get_or_init(|| program).clone())
     }
 
     /// An archive with the client for guests.
@@ -220,7 +253,13 @@ pub fn test(args: &TestArgs) -> Result<()> {
     } else {
         cargo::Programs::default()
     };
-    let bench = Bench { args, image: OnceCell::new(), parts: OnceCell::new(), client: OnceCell::new() };
+    let bench = Bench {
+        args,
+        image: OnceCell::new(),
+        parts: OnceCell::new(),
+        client: OnceCell::new(),
+        hardware: OnceCell::new(),
+    };
     let (mut passed, mut failed, mut skipped) = (0, Vec::new(), Vec::new());
     for (number, lane) in lanes.iter().enumerate() {
         let head = format!(
@@ -306,7 +345,7 @@ mod tests {
 
     #[test]
     fn selection_is_by_search_and_everything_by_default() {
-        assert_eq!(names(&["-R", "o.ic"]), ["ionic"]);
+        assert_eq!(names(&["-R", "o.ic$"]), ["ionic", "vm-hw-ionic"]);
         assert_eq!(names(&[]).len(), LANES.len());
         assert!(names(&["-R", "^ic"]).is_empty());
     }

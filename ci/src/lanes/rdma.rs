@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::vms::{Rig, Setup};
-use super::{Bench, Skip, transfers, verbs};
+use super::{Bench, Skip, transfers};
 
 /// How many `ibv_rc_pingpong` wait for a peer at once.
 const HOLDERS: u32 = 4;
@@ -13,7 +13,7 @@ const HOLDERS: u32 = 4;
 /// What `ibv_devinfo -v` says of one device.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DevInfo {
-    name: String,
+    pub(super) name: String,
     state: String,
     active_mtu: String,
     /// The GIDs in use, in the notation of IP addresses.
@@ -71,11 +71,12 @@ pub(super) fn load(rig: &mut Rig<'_>) -> Result<()> {
 }
 
 /// A guest that has the RDMA driver and the client.
-pub(super) fn start<'a>(bench: &'a Bench<'_>, name: &'static str, setup: Setup) -> Result<Rig<'a>> {
+pub(super) fn start<'a>(bench: &'a Bench<'_>, name: &'static str, mut setup: Setup) -> Result<Rig<'a>> {
     if let Some(why) = &bench.image()?.0.no_rdma {
         bail!(Skip(format!("the guest has no RDMA driver: {why}")));
     }
-    let mut rig = Rig::start_with(bench, name, Setup { payloads: vec![bench.client()?], ..setup })?;
+    setup.payloads.push(bench.client()?);
+    let mut rig = Rig::start_with(bench, name, setup)?;
     if rig.guest.sh("modinfo ionic_rdma")?.rc != 0 {
         bail!(Skip("the guest has no RDMA driver: there is none in the --initrd".to_owned()));
     }
@@ -155,31 +156,6 @@ pub(super) fn released(rig: &mut Rig<'_>, before: &str, after: &str) -> Result<(
     bail!("after {after}: objects are left: {now} instead of {before}")
 }
 
-/// Programs that send to each other through the device: the verbs examples, whose data they check themselves (`-c`), by polling
-/// and by events, and the connection manager's by the queue pair for management.
-const PROGRAMS: [(&str, &str, &str); 6] = [
-    ("ibv_rc_pingpong -c -g 1 -p 18700", "127.0.0.1", "1000 iters"),
-    ("ibv_rc_pingpong -c -e -g 1 -p 18700", "127.0.0.1", "1000 iters"),
-    ("ibv_rc_pingpong -c -g 1 -p 18700 -s 1000000 -n 20", "127.0.0.1", "20 iters"),
-    ("ibv_ud_pingpong -c -g 1 -p 18700", "127.0.0.1", "1000 iters"),
-    ("ibv_ud_pingpong -c -e -g 1 -p 18700", "127.0.0.1", "1000 iters"),
-    ("rping -v -V -C 20 -p 18700", "", ""),
-];
-
-/// Both ends of each succeed, and leave nothing.
-fn work_is_done(rig: &mut Rig<'_>, before: &str) -> Result<()> {
-    let address = verbs::address(rig)?;
-    for (program, peer, says) in PROGRAMS {
-        let (server, client) = match peer {
-            "" => (format!("{program} -s -a {address}"), format!("{program} -c -a {address}")),
-            peer => (program.to_owned(), format!("{program} {peer}")),
-        };
-        verbs::both_ends(rig, &server, &client, !peer.is_empty(), says)?;
-        released(rig, before, program)?;
-    }
-    Ok(())
-}
-
 /// The two drivers must have nothing to complain about either.
 pub(super) fn drivers_content(rig: &mut Rig<'_>) -> Result<()> {
     rig.dmesg()?;
@@ -209,7 +185,6 @@ pub fn control(bench: &Bench<'_>) -> Result<()> {
     ensure!(link.contains("state ACTIVE physical_state LINK_UP"), "{link}");
     // What the driver itself holds: the queue pair for management datagrams.
     let idle = resources(&mut rig)?;
-    work_is_done(&mut rig, &idle)?;
     for family in ['A', 'B', 'C'] {
         transfers::functional(&mut rig, family)?;
         released(&mut rig, &idle, &format!("the client's checks with tokens {family}"))?;

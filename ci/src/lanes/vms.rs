@@ -18,6 +18,8 @@ pub(super) struct Rig<'a> {
     parts: &'a Parts,
     name: &'static str,
     server: Server,
+    /// That of the second NIC, if there is one.
+    pub(super) second: Option<Server>,
     pub(super) guest: Guest,
     /// The guest's name of the NIC's interface.
     nic: String,
@@ -33,11 +35,17 @@ pub(super) struct Setup {
     pub(super) backend: &'static str,
     /// Options of the server.
     pub(super) options: &'static [&'static str],
+    /// Back end of a second server, for a second NIC.
+    pub(super) second: Option<&'static str>,
+    /// Guest memory.
+    pub(super) memory: &'static str,
+    /// Whether the guest uses a virtual IOMMU.
+    pub(super) iommu: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { payloads: Vec::new(), backend: "s3", options: &[] }
+        Self { payloads: Vec::new(), backend: "s3", options: &[], second: None, memory: vm::MEMORY, iommu: false }
     }
 }
 
@@ -49,14 +57,18 @@ impl<'a> Rig<'a> {
 
     /// [`Rig::start`], with what is not as usual.
     pub(super) fn start_with(bench: &'a Bench<'_>, name: &'static str, setup: Setup) -> Result<Self> {
-        let Setup { payloads, backend, options } = setup;
+        let Setup { payloads, backend, options, second, memory, iommu } = setup;
         let parts = bench.parts()?;
         vm::clear_logs(name)?;
         let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
         let server = Server::start(&parts.program, name, backend, &options)?;
-        let config = Config { payloads, ..Config::new(name, parts.chosen.accel).nic(server.socket()) };
+        let second =
+            second.map(|backend| Server::start(&parts.program, &format!("{name}/second"), backend, &[])).transpose()?;
+        let mut config =
+            Config { payloads, memory, iommu, ..Config::new(name, parts.chosen.accel).nic(server.socket()) };
+        config.nics.extend(second.as_ref().map(|server| server.socket().to_owned()));
         let guest = Guest::boot(&parts.image, &config)?;
-        let mut rig = Self { parts, name, server, guest, nic: String::new(), objects: Vec::new() };
+        let mut rig = Self { parts, name, server, second, guest, nic: String::new(), objects: Vec::new() };
         rig.up()?;
         Ok(rig)
     }
@@ -64,9 +76,7 @@ impl<'a> Rig<'a> {
     /// Loads the driver, brings the interface up and gets a lease.
     pub(super) fn up(&mut self) -> Result<()> {
         let text = self.ok("ernic-net")?;
-        let line = text.lines().last().unwrap_or_default();
-        self.nic = line.split_whitespace().next().context("ernic-net names no interface")?.to_owned();
-        ensure!(line.contains("192.168.200."), "no address of the endpoint's network: {line}");
+        self.nic = interface(&text, "192.168.200.")?;
         Ok(())
     }
 
@@ -155,8 +165,18 @@ impl<'a> Rig<'a> {
     pub(super) fn stop(mut self) -> Result<()> {
         self.dmesg()?;
         self.guest.poweroff()?;
+        if let Some(second) = self.second {
+            second.stop()?;
+        }
         self.server.stop()
     }
+}
+
+/// The interface with an address of the network, as `ernic-net` says at the end.
+pub(super) fn interface(said: &str, network: &str) -> Result<String> {
+    let line = said.lines().rfind(|l| l.contains(network) && l.contains(" UP "));
+    let line = line.with_context(|| format!("ernic-net says of no interface with an address of {network}0: {said}"))?;
+    line.split_whitespace().next().map(str::to_owned).context("ernic-net names no interface")
 }
 
 /// The harness itself, without a NIC: commands, statuses, large output, reboot, power-off.
