@@ -125,7 +125,7 @@ pub trait RemoteMemory: Send + Sync {
 ///
 /// A transfer does all or fails. One that failed may have moved some bytes, and which they were is unknown; the window is then
 /// of no more use and fails with the same error. Callers move at most [`CHUNK`] bytes at a time and give their event loop a
-/// turn in between: an implementation may copy without giving the thread back.
+/// turn after each [`RemoteWindow::stride`]: an implementation may copy without giving the thread back.
 ///
 /// When a transfer has completed and was flushed, its bytes are where they belong: a client that hears of it later finds them
 /// there. When its future is dropped before, neither the caller's buffer nor the client's memory is touched any more once the
@@ -136,6 +136,12 @@ pub trait RemoteWindow: Send + Sync {
     /// 4, rule 1). Where the registration's extent is not known, as behind real hardware, nothing is cut off and a transfer
     /// beyond it fails.
     fn len(&self) -> u64;
+
+    /// Most bytes that are moved before the caller gives the thread back, a multiple of [`CHUNK`]: where other threads do the other
+    /// work, changing often between them costs more than it gives.
+    fn stride(&self) -> usize {
+        CHUNK
+    }
 
     /// Whether there is not one byte.
     fn is_empty(&self) -> bool {

@@ -19,7 +19,8 @@ use crate::{
     turn::Turn,
 };
 
-/// Most bytes that are read and hashed before the thread is given back: MD5 takes 0.2 ms for them.
+/// Most bytes that are read and hashed before the thread is given back, for each [`CHUNK`] of the window's stride: MD5 takes 0.2 ms
+/// for them.
 const HASHED: usize = 128 * 1024;
 
 /// How long a client is to wait before it tries again, in seconds (`retry-after` of rule 11).
@@ -58,6 +59,14 @@ impl Reached {
         match self {
             Self::Window(window) => &mut **window,
             Self::Paired(paired) => &mut *paired.session,
+        }
+    }
+
+    /// See [`RemoteWindow::stride`].
+    fn stride(&self) -> usize {
+        match self {
+            Self::Window(window) => window.stride(),
+            Self::Paired(paired) => paired.session.stride(),
         }
     }
 
@@ -175,6 +184,11 @@ impl Transfer {
         if size > room { Err(self.refuse("window", too_large(room))) } else { Ok(()) }
     }
 
+    /// Bytes that are moved before the thread is given back.
+    fn stride(&self) -> usize {
+        self.window.as_ref().map_or(CHUNK, Reached::stride).max(CHUNK)
+    }
+
     fn room(&self) -> u64 {
         self.window.as_ref().map_or(0, Reached::len)
     }
@@ -207,6 +221,7 @@ impl Transfer {
     /// off where the window is a buffer in front of a connection.
     async fn write(&mut self, mut content: ByteStream, count: u64, turn: &Turn) -> Result<(), S3Error> {
         let stop = self.stop(count);
+        let stride = self.stride();
         let mut step = 0;
         while self.moved < stop {
             let piece = match content.next().await {
@@ -219,12 +234,12 @@ impl Transfer {
             };
             let mut rest = &piece[..];
             while !rest.is_empty() && self.moved < stop {
-                if step == CHUNK {
+                if step == stride {
                     step = 0;
                     turn.pass().await;
                 }
                 let left = usize::try_from(stop - self.moved).unwrap_or(usize::MAX);
-                let (now, later) = rest.split_at(rest.len().min(CHUNK - step).min(left));
+                let (now, later) = rest.split_at(rest.len().min(CHUNK - step % CHUNK).min(left));
                 self.pace(now.len()).await;
                 let Some(window) = &mut self.window else { break };
                 window.window().write(self.moved, now).await.map_err(|error| self.failed(&error))?;
@@ -255,14 +270,15 @@ impl Transfer {
         turn: &Turn,
     ) -> Result<(), S3Error> {
         let stop = self.stop(size);
+        let hashed = HASHED * (self.stride() / CHUNK);
         let mut step = 0;
         while self.moved < stop {
-            if step == HASHED {
+            if step == hashed {
                 step = 0;
                 turn.pass().await;
             }
             let left = usize::try_from(stop - self.moved).unwrap_or(usize::MAX);
-            let buffer = writer.buffer(left.min(HASHED - step)).await;
+            let buffer = writer.buffer(left.min(HASHED - step % HASHED)).await;
             let buffer = buffer.map_err(|error| self.refuse("store", refused(error)))?;
             let n = buffer.len();
             self.pace(n).await;
