@@ -128,6 +128,7 @@ const LANES: &[Lane] = &[
     lane("vm-two-nics", Run::Vm(two_nics::two_nics)),
     lane("vm-nvme", Run::Vm(nvme::nvme)),
     lane("vm-hw-ionic", Run::Vm(hardware::ionic)),
+    lane("vm-hw-rxe", Run::Vm(hardware::rxe)),
 ];
 
 /// A lane cannot run here; the text says why.
