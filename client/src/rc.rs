@@ -193,15 +193,7 @@ pub fn judge_ready(answer: &Answer, asked: &Asked, cookie: u32) -> Result<Verdic
     if got != cookie {
         return Err(Violation::Cookie { got, due: cookie }.into());
     }
-    let counted = count(answer)?;
-    if counted > asked.window {
-        return Err(Violation::Overrun { counted, window: asked.window }.into());
-    }
-    if let Some(expected) = asked.bytes
-        && counted != expected
-    {
-        return Err(Violation::WrongCount { counted, expected }.into());
-    }
+    let counted = count(answer, asked)?;
     if let (Some((first, last)), Some(got)) = (asked.range, answer.header("content-range")?) {
         // A range that ends behind the object ends with it; how much that is has been counted.
         let last = if counted == 0 { last } else { last.min(first.saturating_add(counted - 1)) };

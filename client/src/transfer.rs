@@ -167,15 +167,7 @@ pub fn judge(answer: &Answer, asked: &Asked) -> Result<Verdict, ClientError> {
     }
     let reply = reply.ok_or(Violation::NoReply(status))?;
     due(answer, asked)?;
-    let counted = count(answer)?;
-    if counted > asked.window {
-        return Err(Violation::Overrun { counted, window: asked.window }.into());
-    }
-    if let Some(expected) = asked.bytes
-        && counted != expected
-    {
-        return Err(Violation::WrongCount { counted, expected }.into());
-    }
+    let counted = count(answer, asked)?;
     if answer.length != 0 {
         return Err(Violation::Body(answer.length).into());
     }
@@ -224,8 +216,8 @@ fn agrees(reply: Reply, status: u16) -> bool {
     }
 }
 
-/// The number of bytes, from one header or from both.
-pub(crate) fn count(answer: &Answer) -> Result<u64, Violation> {
+/// The number of bytes, from one header or from both: no more than there is memory for, and those that were asked for.
+pub(crate) fn count(answer: &Answer, asked: &Asked) -> Result<u64, Violation> {
     let read = |name: &'static str| match answer.header(name)? {
         None => Ok(None),
         Some(value) => {
@@ -234,10 +226,19 @@ pub(crate) fn count(answer: &Answer) -> Result<u64, Violation> {
             number.map(Some).ok_or_else(|| Violation::MalformedCount { name, value: value.to_owned() })
         }
     };
-    match (read(names::BYTES)?, read(names::BYTES_TRANSFERRED)?) {
-        (Some(bytes), Some(transferred)) if bytes != transferred => Err(Violation::TwoCounts { bytes, transferred }),
-        (Some(bytes), _) | (None, Some(bytes)) => Ok(bytes),
-        (None, None) => Err(Violation::NoCount),
+    let counted = match (read(names::BYTES)?, read(names::BYTES_TRANSFERRED)?) {
+        (Some(bytes), Some(transferred)) if bytes != transferred => {
+            return Err(Violation::TwoCounts { bytes, transferred });
+        }
+        (Some(bytes), _) | (None, Some(bytes)) => bytes,
+        (None, None) => return Err(Violation::NoCount),
+    };
+    if counted > asked.window {
+        return Err(Violation::Overrun { counted, window: asked.window });
+    }
+    match asked.bytes {
+        Some(expected) if counted != expected => Err(Violation::WrongCount { counted, expected }),
+        _ => Ok(counted),
     }
 }
 

@@ -401,5 +401,5 @@ pub fn ionic(bench: &Bench<'_>) -> Result<()> {
 
 /// On soft-RoCE, whose packets are all the kernel's work.
 pub fn rxe(bench: &Bench<'_>) -> Result<()> {
-    hardware(bench, &Kind { name: "vm-hw-rxe", large: "16M", soak: 30, soaked: "16K" })
+    hardware(bench, &Kind { name: "vm-hw-rxe", large: "16M", soak: 10, soaked: "16K" })
 }

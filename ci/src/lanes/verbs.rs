@@ -208,9 +208,10 @@ fn pingpongs(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
     all_well(wrong)
 }
 
-fn perftests(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
+/// perftest's programs, or one of each `every` of them.
+fn perftests(rig: &mut Rig<'_>, site: &Site, idle: &str, every: usize) -> Result<()> {
     let mut wrong = Vec::new();
-    for (program, work) in PERFTESTS {
+    for (program, work) in PERFTESTS.into_iter().step_by(every) {
         let server = site.fill(&format!("{program} {{x}}"));
         let run = exactly(rig, idle, &server, &site.fill(&format!("{server} {{a}}")), "#bytes", work);
         wrong.extend(run.err().map(|error| format!("{error:#}")));
@@ -218,9 +219,10 @@ fn perftests(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
     all_well(wrong)
 }
 
-fn managed(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
+/// The connection manager's programs, or one of each `every` of them.
+fn managed(rig: &mut Rig<'_>, site: &Site, idle: &str, every: usize) -> Result<()> {
     let mut wrong = Vec::new();
-    for (server, client, says) in MANAGED {
+    for (server, client, says) in MANAGED.into_iter().step_by(every) {
         let run = one_managed(rig, idle, &site.fill(server), &site.fill(client), says);
         wrong.extend(run.err().map(|error| format!("{error:#}")));
     }
@@ -334,7 +336,7 @@ pub fn verbs(bench: &Bench<'_>) -> Result<()> {
 /// perftest's programs do, and either side is killed under load.
 pub fn perftest(bench: &Bench<'_>) -> Result<()> {
     let (mut rig, site, idle) = begin(bench, "vm-perftest", Setup::default())?;
-    perftests(&mut rig, &site, &idle)?;
+    perftests(&mut rig, &site, &idle, 1)?;
     for program in ["ib_write_bw -D 60 -s 65536", "ib_read_bw -D 60 -s 65536 -q 2"] {
         let program = site.fill(&format!("{program} {{x}}"));
         killed(&mut rig, &idle, &program, &site.fill(&format!("{program} {{a}}")), Meet::Tcp, Left::Ends)?;
@@ -345,22 +347,25 @@ pub fn perftest(bench: &Bench<'_>) -> Result<()> {
 /// Programs of the connection manager do, and either side is killed.
 pub fn rdmacm(bench: &Bench<'_>) -> Result<()> {
     let (mut rig, site, idle) = begin(bench, "vm-rdmacm", Setup::default())?;
-    managed(&mut rig, &site, &idle)?;
+    managed(&mut rig, &site, &idle, 1)?;
     let (server, client) =
         ("rping -s -a {a} -p {p} -S 1000 -C 100000000", "rping -c -a {a} -p {p} -S 1000 -C 100000000");
     killed(&mut rig, &idle, &site.fill(server), &site.fill(client), Meet::Manager, Left::Ends)?;
     finish(rig)
 }
 
-/// All of these programs where the guest maps its memory page by page through a virtual IOMMU.
+/// These programs where the guest maps its memory page by page through a virtual IOMMU: all of them with `--full`, else one of each
+/// operation.
 pub fn iommu(bench: &Bench<'_>) -> Result<()> {
     let (mut rig, site, idle) = begin(bench, "vm-iommu", Setup { iommu: true, ..Setup::default() })?;
     let domain = rig.nic("cat $(readlink -f /sys/class/net/{nic}/device)/iommu_group/type")?;
     ensure!(domain.trim().starts_with("DMA"), "the NIC's memory is not mapped by an IOMMU: {domain:?}");
     rig.store("mapped.bin", 8 << 20)?;
     pingpongs(&mut rig, &site, &idle)?;
-    perftests(&mut rig, &site, &idle)?;
-    managed(&mut rig, &site, &idle)?;
+    // Of sends, writes, reads and atomics; of rping, streams and perftest.
+    let (perftest, manager) = if bench.args().full { (1, 1) } else { (3, 5) };
+    perftests(&mut rig, &site, &idle, perftest)?;
+    managed(&mut rig, &site, &idle, manager)?;
     super::transfers::functional(&mut rig, 'A')?;
     released(&mut rig, &idle, "the client's checks")?;
     finish(rig)

@@ -91,7 +91,7 @@ pub struct Objects {
     pub regions: u32,
 }
 
-/// Names of the operations of work requests, in the order of [`WorkOp`](ionic_abi::rdma::WorkOp).
+/// Names of the operations of work requests, in the order of [`WorkOp`](ionic_abi::WorkOp).
 pub const OPERATIONS: [&str; 11] = [
     "send",
     "send_inv",
