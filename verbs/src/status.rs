@@ -17,7 +17,7 @@ const STATUSES: [(u32, &str, &str); 24] = [
     (
         wc::IBV_WC_REM_INV_REQ_ERR,
         "REM_INV_REQ_ERR",
-        "the client's queue pair refuses such requests: is remote access among its flags?",
+        "the client's queue pair refuses such requests: is remote access among its flags, and is its MTU the same?",
     ),
     (wc::IBV_WC_REM_ACCESS_ERR, "REM_ACCESS_ERR", "the client's key does not allow it, or does not have these bytes"),
     (wc::IBV_WC_REM_OP_ERR, "REM_OP_ERR", "the client's device failed"),

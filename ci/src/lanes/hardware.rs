@@ -264,6 +264,26 @@ fn never_connects(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
     released(rig, site, idle, "clients that do not connect")
 }
 
+/// The two ends have not the same MTU, which soft-RoCE minds: transfers fail at once and fall back, and nothing is left.
+fn other_mtu(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
+    let store = Store::start(rig, site, &format!("buffers=1x64M,mtu=256,wait={WAIT}"))?;
+    rig.ok(&format!(
+        "head -c 100000 /dev/urandom >/tmp/there; curl -sSf -m 20 -T /tmp/there {}/ernic/there",
+        store.endpoint
+    ))?;
+    for options in ["-size 100000 -n 1 -key there -get-only", "-size 100000 -n 1 -key here"] {
+        let outcome = rig.guest.sh_for(&store.client(site, options), LIMIT)?;
+        ensure!(outcome.rc == 1 && outcome.text.contains("fell back to HTTP"), "with another MTU: {outcome:?}");
+        store.idle(rig, "transfers between ends of different MTUs")?;
+    }
+    let page = store.page(rig)?;
+    let refused = metric(&page, "ernic_verbs_errors_total{status=\"REM_INV_REQ_ERR\"}")?;
+    ensure!(refused >= 1 && store.moved(rig)? == [0, 0], "{refused} completions say that the client refuses: {page}");
+    rig.ok(&format!("curl -sSf -m 20 {}/ernic/there | cmp - /tmp/there", store.endpoint))?;
+    store.stop(rig)?;
+    released(rig, site, idle, "ends of different MTUs")
+}
+
 /// Starts a client in the background, and waits until its bytes move.
 fn under_load(rig: &mut Rig<'_>, site: &Site, store: &Store, large: &str) -> Result<()> {
     let before = store.moved(rig)?;
@@ -379,6 +399,9 @@ fn hardware(bench: &Bench<'_>, kind: &Kind) -> Result<()> {
     store.stop(&mut rig)?;
     released(&mut rig, &site, &idle, "the server's end")?;
     never_connects(&mut rig, &site, &idle)?;
+    if !ionic {
+        other_mtu(&mut rig, &site, &idle)?;
+    }
     killed(&mut rig, &site, &idle, kind)?;
 
     rig.check("a store on hardware verbs")?;
