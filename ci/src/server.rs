@@ -10,6 +10,7 @@ use clap::Args;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::native::Native;
 use crate::{process, say, vm};
 
 /// Address, port and bucket of the S3 endpoint with default options.
@@ -42,16 +43,16 @@ impl ServerArgs {
             }
             return Ok(std::path::absolute(server)?);
         }
-        build("ernic", "ernic", self.profile_or(profile), None)
+        build("ernic", "ernic", self.profile_or(profile), |_| {})
     }
 
-    /// The server with the hardware backend, which needs more than Rust to be built. It is built where the one without it is, and
-    /// replaces it there until that is built again.
+    /// The server with the hardware backend as well, which needs more than Rust to be built. It is built where the one without it is,
+    /// and replaces it there until that is built again.
     ///
     /// # Errors
     /// When it cannot be built.
-    pub fn hardware(&self, profile: &str) -> Result<PathBuf> {
-        build("ernic", "ernic", self.profile_or(profile), Some("ernic/verbs"))
+    pub fn hardware(&self, profile: &str, native: &Native) -> Result<PathBuf> {
+        build("ernic", "ernic", self.profile_or(profile), |command| native.apply(command.arg("--features=ernic/verbs")))
     }
 
     /// The path of the client `ernic-bench`, built with the same profile as the server.
@@ -59,7 +60,7 @@ impl ServerArgs {
     /// # Errors
     /// When it cannot be built.
     pub fn client(&self, profile: &str) -> Result<PathBuf> {
-        build("ernic-client", "ernic-bench", self.profile_or(profile), None)
+        build("ernic-client", "ernic-bench", self.profile_or(profile), |_| {})
     }
 
     /// The path of the load `ernic-load`, built with the same profile as the server.
@@ -67,7 +68,7 @@ impl ServerArgs {
     /// # Errors
     /// When it cannot be built.
     pub fn load(&self, profile: &str) -> Result<PathBuf> {
-        build("ernic-load", "ernic-load", self.profile_or(profile), None)
+        build("ernic-load", "ernic-load", self.profile_or(profile), |_| {})
     }
 
     fn profile_or<'a>(&'a self, profile: &'a str) -> &'a str {
@@ -75,13 +76,13 @@ impl ServerArgs {
     }
 }
 
-/// Builds the program `name` of `package` with `features`, if need be, and returns its path.
-fn build(package: &str, name: &str, profile: &str, features: Option<&str>) -> Result<PathBuf> {
+/// Builds the program `name` of `package`, with what `more` adds to the command, if need be, and returns its path.
+fn build(package: &str, name: &str, profile: &str, more: impl FnOnce(&mut Command)) -> Result<PathBuf> {
     let start = Instant::now();
     let mut command = crate::cargo();
     command.args(["build", "--package", package, "--bin", name, "--profile", profile]);
     command.arg("--message-format=json-render-diagnostics");
-    command.args(features.map(|features| format!("--features={features}")));
+    more(&mut command);
     let output = process::end_with_parent(&mut command)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::{Skip, Target};
+use crate::native::Native;
 use crate::{process, say, vm};
 
 /// A test program.
@@ -74,25 +75,26 @@ fn artifact(line: &[u8], programs: &mut Programs) {
     }
 }
 
-/// Which packages: all, where the machine can build them.
-fn packages() -> Option<&'static str> {
-    let missing = crate::native::missing();
-    if missing.is_empty() {
-        return Some("--workspace");
+/// Cargo for all packages, where the machine can build them, or else for all but `ernic-verbs`.
+fn cargo(command: &str, native: Result<&Native, &str>) -> Command {
+    let mut cargo = crate::cargo();
+    cargo.arg(command);
+    match native {
+        Ok(native) => native.apply(cargo.arg("--workspace")),
+        Err(why) => say!("without ernic-verbs: {why}"),
     }
-    say!("without ernic-verbs, which needs {}: apt-get install cmake libclang-dev", missing.join(" and "));
-    None
+    cargo
 }
 
 /// Builds all test programs of the workspace. What does not build is missing from the result, and Cargo has said why.
 ///
 /// # Errors
 /// When Cargo cannot be run, or builds nothing.
-pub fn build() -> Result<Programs> {
+pub fn build(native: Result<&Native, &str>) -> Result<Programs> {
     let start = Instant::now();
-    let mut command = crate::cargo();
     // `cargo test --no-run` builds the same, but stops at the first target that does not build, and builds examples too.
-    command.args(["build", "--tests", "--keep-going", "--message-format=json-render-diagnostics"]).args(packages());
+    let mut command = cargo("build", native);
+    command.args(["--tests", "--keep-going", "--message-format=json-render-diagnostics"]);
     let output = process::end_with_parent(&mut command)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -215,8 +217,8 @@ pub fn run(
 ///
 /// # Errors
 /// When one fails.
-pub fn doc() -> Result<String> {
-    process::output(crate::cargo().args(["test", "--doc", "--quiet"]).args(packages()))?;
+pub fn doc(native: Result<&Native, &str>) -> Result<String> {
+    process::output(cargo("test", native).args(["--doc", "--quiet"]))?;
     Ok(String::new())
 }
 

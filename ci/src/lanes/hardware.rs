@@ -37,6 +37,8 @@ struct Kind {
     soak: u32,
     /// Bytes of its objects.
     soaked: &'static str,
+    /// How often the client is killed.
+    kills: u32,
 }
 
 /// The store in the guest.
@@ -305,7 +307,7 @@ fn under_load(rig: &mut Rig<'_>, site: &Site, store: &Store, large: &str) -> Res
 fn killed(rig: &mut Rig<'_>, site: &Site, idle: &str, kind: &Kind) -> Result<()> {
     let store = Store::start(rig, site, &format!("buffers={BUFFERS}x64M,wait={WAIT}"))?;
     let serving = resources(rig, site)?;
-    for round in 1..=3 {
+    for round in 1..=kind.kills {
         let after = format!("the client was killed, round {round}");
         under_load(rig, site, &store, kind.large)?;
         rig.ok("kill -9 $(cat /tmp/client.pid)")?;
@@ -419,10 +421,10 @@ fn hardware(bench: &Bench<'_>, kind: &Kind) -> Result<()> {
 
 /// On the NIC's own device.
 pub fn ionic(bench: &Bench<'_>) -> Result<()> {
-    hardware(bench, &Kind { name: "vm-hw-ionic", large: "16M", soak: 60, soaked: "64K" })
+    hardware(bench, &Kind { name: "vm-hw-ionic", large: "16M", soak: 60, soaked: "64K", kills: 3 })
 }
 
 /// On soft-RoCE, whose packets are all the kernel's work.
 pub fn rxe(bench: &Bench<'_>) -> Result<()> {
-    hardware(bench, &Kind { name: "vm-hw-rxe", large: "16M", soak: 10, soaked: "16K" })
+    hardware(bench, &Kind { name: "vm-hw-rxe", large: "16M", soak: 10, soaked: "16K", kills: 1 })
 }

@@ -24,9 +24,10 @@ use regex::Regex;
 
 use crate::demo::Parts;
 use crate::guest::{self, GuestArgs, Image};
+use crate::native::Native;
 use crate::server::ServerArgs;
 use crate::vm::{self, Accel, Chosen};
-use crate::{abi, apt, native, process, say};
+use crate::{abi, apt, process, say};
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
@@ -151,6 +152,7 @@ pub struct Bench<'a> {
     parts: OnceCell<Parts>,
     client: OnceCell<PathBuf>,
     hardware: OnceCell<PathBuf>,
+    native: OnceCell<Result<Native, String>>,
 }
 
 impl<'a> Bench<'a> {
@@ -182,9 +184,28 @@ impl<'a> Bench<'a> {
             return Ok(parts);
         }
         let (image, chosen) = self.image()?.clone();
-        // `quick` is the release code without its slow link.
-        let program = self.args.server.program("quick")?;
+        let program = self.server()?;
         Ok(self.parts.get_or_init(|| Parts { image, chosen, program }))
+    }
+
+    /// What `ernic-verbs` is built with; or why there is nothing to build it with.
+    fn native(&self) -> Result<&Native, &str> {
+        let acquire = || Native::acquire(self.args.guest.mirror.as_deref()).map_err(|error| format!("{error:#}"));
+        self.native.get_or_init(acquire).as_ref().map_err(String::as_str)
+    }
+
+    /// The server. Where another lane of this run needs the hardware backend, it has that too, so that it is built once.
+    ///
+    /// # Errors
+    /// When it does not build.
+    pub fn server(&self) -> Result<PathBuf> {
+        // `quick` is the release code without its slow link.
+        let wanted =
+            self.args.server.server.is_none() && selected(self.args).iter().any(|l| l.name.starts_with("vm-hw"));
+        match wanted.then(|| self.native()) {
+            Some(Ok(native)) => self.args.server.hardware("quick", native),
+            _ => self.args.server.program("quick"),
+        }
     }
 
     /// The server with the hardware backend.
@@ -195,15 +216,9 @@ impl<'a> Bench<'a> {
         if let Some(program) = self.hardware.get() {
             return Ok(program.clone());
         }
-        let missing = native::missing();
-        if !missing.is_empty() {
-            let missing = missing.join(" and ");
-            bail!(Skip(format!(
-                "a server with the hardware backend needs {missing}: apt-get install cmake libclang-dev"
-            )));
-        }
-        // It also takes the place of the server that the NIC of this lane and later ones is served by, which it can do as well.
-        let built = self.args.server.hardware("quick")?;
+        let native =
+            self.native().map_err(|why| Skip(format!("a server with the hardware backend cannot be built {why}")))?;
+        let built = self.args.server.hardware("quick", native)?;
         let program = vm::log_folder("hardware")?.join("ernic");
         std::fs::copy(&built, &program)?;
         Ok(self.hardware.get_or_init(|| program).clone())
@@ -248,17 +263,18 @@ pub fn test(args: &TestArgs) -> Result<()> {
     if lanes.is_empty() {
         bail!("no lane matches; `cargo xtask test -N` lists them");
     }
-    let programs = if lanes.iter().any(|l| matches!(l.run, Run::Programs(_) | Run::Rest)) {
-        cargo::build()?
-    } else {
-        cargo::Programs::default()
-    };
     let bench = Bench {
         args,
         image: OnceCell::new(),
         parts: OnceCell::new(),
         client: OnceCell::new(),
         hardware: OnceCell::new(),
+        native: OnceCell::new(),
+    };
+    let programs = if lanes.iter().any(|l| matches!(l.run, Run::Programs(_) | Run::Rest)) {
+        cargo::build(bench.native())?
+    } else {
+        cargo::Programs::default()
     };
     let (mut passed, mut failed, mut skipped) = (0, Vec::new(), Vec::new());
     for (number, lane) in lanes.iter().enumerate() {
@@ -280,7 +296,7 @@ pub fn test(args: &TestArgs) -> Result<()> {
                 };
                 cargo::run(&programs, lane.name, |p| !named(p), &[], args.full)
             }
-            Run::Doc => cargo::doc(),
+            Run::Doc => cargo::doc(bench.native()),
             Run::Abi => abi_lane(args.guest.mirror.as_deref()),
             Run::Tools(lane) => lane(&bench),
             Run::Vm(lane) => lane(&bench).map(|()| String::new()),

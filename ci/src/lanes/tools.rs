@@ -555,10 +555,9 @@ fn bounded_for(command: &mut Command, log: &Path, limit: Duration) -> Result<Str
 
 /// `ernic serve` on the loopback, with credentials, and the tools.
 fn start(bench: &Bench<'_>, name: &str) -> Result<(Tools, Listener)> {
-    let args = bench.args();
-    let tools = Tools::acquire(args.guest.mirror.as_deref()).map_err(|error| Skip(format!("{error:#}")))?;
+    let tools = Tools::acquire(bench.args().guest.mirror.as_deref()).map_err(|error| Skip(format!("{error:#}")))?;
     vm::clear_logs(name)?;
-    let program = args.server.program("quick")?;
+    let program = bench.server()?;
     let server = Listener::start(&program, name, "s3:size=1G")?;
     Ok((tools, server))
 }

@@ -354,16 +354,16 @@ pub fn rdmacm(bench: &Bench<'_>) -> Result<()> {
     finish(rig)
 }
 
-/// These programs where the guest maps its memory page by page through a virtual IOMMU: all of them with `--full`, else one of each
-/// operation.
+/// These programs where the guest maps its memory page by page through a virtual IOMMU: all of them with `--full`, else some of
+/// each kind.
 pub fn iommu(bench: &Bench<'_>) -> Result<()> {
     let (mut rig, site, idle) = begin(bench, "vm-iommu", Setup { iommu: true, ..Setup::default() })?;
     let domain = rig.nic("cat $(readlink -f /sys/class/net/{nic}/device)/iommu_group/type")?;
     ensure!(domain.trim().starts_with("DMA"), "the NIC's memory is not mapped by an IOMMU: {domain:?}");
     rig.store("mapped.bin", 8 << 20)?;
     pingpongs(&mut rig, &site, &idle)?;
-    // Of sends, writes, reads and atomics; of rping, streams and perftest.
-    let (perftest, manager) = if bench.args().full { (1, 1) } else { (3, 5) };
+    // Sends of all sizes, writes of several queue pairs, reads; rping and perftest.
+    let (perftest, manager) = if bench.args().full { (1, 1) } else { (5, 7) };
     perftests(&mut rig, &site, &idle, perftest)?;
     managed(&mut rig, &site, &idle, manager)?;
     super::transfers::functional(&mut rig, 'A')?;

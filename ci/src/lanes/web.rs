@@ -30,7 +30,7 @@ const HOSTILE: &str = "<img src=x onerror=document.title='owned'>.txt";
 /// The page shows buckets, prefixes and objects, its links lead to the bytes, its figures move, and no key becomes markup.
 pub fn web(bench: &Bench<'_>) -> Result<()> {
     let browser = Browser::find(bench.args().guest.mirror.as_deref())?;
-    let program = bench.args().server.program("quick")?;
+    let program = bench.server()?;
     let server = Server::start(&program)?;
     let content: Vec<u8> = (0..40_000_u32).map(|i| i.to_le_bytes()[0] ^ i.to_le_bytes()[1]).collect();
     for key in ["photos/2026/a%20b%25%2B%C3%A9.bin", "photos/readme", "plain"] {
