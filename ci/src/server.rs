@@ -211,17 +211,6 @@ impl Server {
         self.running.check()
     }
 
-    /// Ends it at once, as a crash would.
-    ///
-    /// # Errors
-    /// When it cannot be killed.
-    pub fn kill(mut self) -> Result<()> {
-        self.running.check()?;
-        self.running.child.kill()?;
-        self.running.child.wait()?;
-        Ok(())
-    }
-
     /// Ends it with SIGTERM and checks that it ended well and took its socket away.
     ///
     /// # Errors
