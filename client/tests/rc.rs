@@ -8,9 +8,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use common::{BUCKET, MIB, PairFault, Server, Setup, Table, Tamper, change};
+use common::{BUCKET, MIB, PairFault, Server, Setup, Table, Tamper, bytes, change, content, fill};
 use ernic_client::{
-    Buffer, Carrier, ClientError, Protocol, Session, Violation,
+    Carrier, ClientError, Protocol, Session, Violation,
     functional::{self, Plan},
     memory::{MemoryError, Registrar},
     s3::Request,
@@ -72,22 +72,6 @@ impl Lab {
     fn breaks(&self, fault: impl Into<Option<PairFault>>) {
         *self.table.fault.lock().unwrap() = fault.into();
     }
-}
-
-fn content(length: usize, seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    fastrand::Rng::with_seed(seed).fill(&mut bytes);
-    bytes
-}
-
-fn bytes(buffer: &Buffer, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    buffer.read(0, &mut bytes);
-    bytes
-}
-
-fn fill(buffer: &mut Buffer, byte: u8) {
-    buffer.fill(0, buffer.size() as u64, |piece| piece.fill(byte));
 }
 
 #[test]

@@ -8,9 +8,9 @@ mod example;
 
 use std::sync::{Arc, Mutex};
 
-use common::{BUCKET, MIB, Server, Setup, Table, Tamper, change};
+use common::{BUCKET, MIB, Server, Setup, Table, Tamper, bytes, change, content, fill};
 use ernic_client::{
-    Buffer, Carrier, ClientError, Session, Violation,
+    Carrier, ClientError, Session, Violation,
     memory::{Layout, MemoryError, PAGE, Port, Region, Registrar},
     s3::Request,
     sigv4::Credentials,
@@ -37,22 +37,6 @@ fn faulty(faults: &'static str, tamper: Option<Tamper>) -> (Server, Arc<dyn Regi
     let regions = Regions::new();
     let memory = Some(Arc::new(regions.clone()) as _);
     (Server::start(Setup { memory, faults: Some(faults), tamper, ..Setup::default() }), Arc::new(Table::new(&regions)))
-}
-
-fn content(length: usize, seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    fastrand::Rng::with_seed(seed).fill(&mut bytes);
-    bytes
-}
-
-fn bytes(buffer: &Buffer, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    buffer.read(0, &mut bytes);
-    bytes
-}
-
-fn fill(buffer: &mut Buffer, byte: u8) {
-    buffer.fill(0, buffer.size() as u64, |piece| piece.fill(byte));
 }
 
 /// Operations with a body: reads, then writes.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rdma_token::{Token, Transport};
 use serde_json::Value;
 
-use super::rdma::{drivers_content, start};
+use super::rdma::{drivers_content, released_of, resources_of, start};
 use super::transfers::metric;
 use super::verbs::Site;
 use super::vms::{Rig, Setup};
@@ -120,22 +120,9 @@ impl Store {
     }
 }
 
-/// Objects of the device that its driver holds.
-fn resources(rig: &mut Rig<'_>, site: &Site) -> Result<String> {
-    let text = rig.ok(&format!("rdma resource show {}", site.device))?;
-    Ok(text.trim().split_once(": ").context("rdma resource show")?.1.to_owned())
-}
-
+/// As of the one device, with the patience that the ends of clients take.
 fn released(rig: &mut Rig<'_>, site: &Site, before: &str, after: &str) -> Result<()> {
-    let mut now = String::new();
-    for _ in 0..150 {
-        now = resources(rig, site)?;
-        if now == before {
-            return Ok(());
-        }
-        rig.ok("sleep 0.2")?;
-    }
-    bail!("after {after}: objects are left: {now} instead of {before}")
+    released_of(rig, &site.device, before, after, 150)
 }
 
 /// The client's own checks, and what both sides have counted for them.
@@ -203,19 +190,23 @@ fn never_connects(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
         port: 1,
         lid: 0,
     };
-    let header = |cookie: &str, more: &str| {
+    let post = |what: &str, more: &str| {
         format!(
-            "curl -sS -m 20 -o /tmp/answer -D /tmp/head -w '%{{http_code}}' -X POST -H 'x-amz-rdma-protocol: hipobj-rc-v2' -H 'x-amz-rdma-cookie: {cookie}' {more}"
+            "curl -sS -m 20 -o /tmp/answer -D /tmp/head -w '%{{http_code}}' -X POST -H 'x-amz-rdma-protocol: hipobj-rc-v2' -H 'x-amz-rdma-cookie: 0badcafe' \
+             {more} {}/.hipobj-rc/{what}",
+            store.endpoint
         )
     };
-    let prepare = header(
-        "0badcafe",
-        &format!(
-            "-H 'x-amz-rdma-token: {token}' -H 'x-amz-rdma-psn: 123456' -H 'x-amz-rdma-op: GET' -H 'x-amz-rdma-target: /ernic/there' \
-             -H 'x-amz-rdma-size: 1048576' {}/.hipobj-rc/prepare",
-            store.endpoint
-        ),
-    );
+    let prepare_of = |size: u64| {
+        post(
+            "prepare",
+            &format!(
+                "-H 'x-amz-rdma-token: {token}' -H 'x-amz-rdma-psn: 123456' -H 'x-amz-rdma-op: GET' \
+                 -H 'x-amz-rdma-target: /ernic/there' -H 'x-amz-rdma-size: {size}'"
+            ),
+        )
+    };
+    let prepare = prepare_of(1 << 20);
     let before = store.moved(rig)?;
     let status = rig.ok(&prepare)?;
     ensure!(status.trim() == "200", "prepare: {status} {}", rig.ok("cat /tmp/answer")?);
@@ -231,8 +222,7 @@ fn never_connects(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
     let status = rig.ok(&prepare)?;
     ensure!(status.trim() == "200", "prepare: {status}");
     let session = rig.ok("sed -n 's/^x-amz-rdma-session: *\\([0-9a-f]*\\).*/\\1/ip' /tmp/head")?;
-    let ready =
-        header("0badcafe", &format!("-H 'x-amz-rdma-session: {}' {}/.hipobj-rc/ready", session.trim(), store.endpoint));
+    let ready = post("ready", &format!("-H 'x-amz-rdma-session: {}'", session.trim()));
     let status = rig.ok(&ready)?;
     let said = rig.ok("cat /tmp/answer")?;
     ensure!(
@@ -251,15 +241,7 @@ fn never_connects(rig: &mut Rig<'_>, site: &Site, idle: &str) -> Result<()> {
     store.idle(rig, "a queue pair that does not exist")?;
     let said = rig.ok_for(&store.client(site, "-size 1M -n 1 -key there"), LIMIT)?;
     ensure!(said.contains(BY_RDMA), "{said}");
-    let status = rig.ok(&header(
-        "0badcafe",
-        &format!(
-            "-H 'x-amz-rdma-token: {token}' -H 'x-amz-rdma-psn: 123456' -H 'x-amz-rdma-op: GET' -H 'x-amz-rdma-target: /ernic/there' \
-             -H 'x-amz-rdma-size: {}' {}/.hipobj-rc/prepare",
-            BUFFER + 1,
-            store.endpoint
-        ),
-    ))?;
+    let status = rig.ok(&prepare_of(BUFFER + 1))?;
     ensure!(status.trim() == "413", "prepare of more than a buffer: {status}");
     store.idle(rig, "too large a transfer")?;
     store.stop(rig)?;
@@ -306,7 +288,7 @@ fn under_load(rig: &mut Rig<'_>, site: &Site, store: &Store, large: &str) -> Res
 /// Either side is killed in the middle of transfers: the other ends or goes on, and nothing is left.
 fn killed(rig: &mut Rig<'_>, site: &Site, idle: &str, kind: &Kind) -> Result<()> {
     let store = Store::start(rig, site, &format!("buffers={BUFFERS}x64M,wait={WAIT}"))?;
-    let serving = resources(rig, site)?;
+    let serving = resources_of(rig, &site.device)?;
     for round in 1..=kind.kills {
         let after = format!("the client was killed, round {round}");
         under_load(rig, site, &store, kind.large)?;
@@ -334,7 +316,7 @@ fn soak(rig: &mut Rig<'_>, site: &Site, store: &Store, kind: &Kind, full: bool) 
     // By then everything has been allocated once.
     rig.ok_for(&run("--soak 30".to_owned()), LIMIT)?;
     store.idle(rig, "the first rounds of the soak")?;
-    let (objects, before) = (resources(rig, site)?, store.usage(rig)?);
+    let (objects, before) = (resources_of(rig, &site.device)?, store.usage(rig)?);
     let (options, limit) = if full {
         ("--soak 5000".to_owned(), Duration::from_secs(3600))
     } else {
@@ -379,7 +361,7 @@ fn hardware(bench: &Bench<'_>, kind: &Kind) -> Result<()> {
         let addresses = rig.nic("ip -4 -o addr show dev {nic}")?;
         Site::find(&mut rig, "rxe0", &addresses)?
     };
-    let idle = resources(&mut rig, &site)?;
+    let idle = resources_of(&mut rig, &site.device)?;
 
     // Soft-RoCE under TCG moves some megabytes in a second.
     let store = Store::start(&mut rig, &site, &format!("buffers={BUFFERS}x64M,wait=90s"))?;

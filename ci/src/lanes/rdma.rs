@@ -56,9 +56,14 @@ fn expected_gids(addresses: &str) -> BTreeSet<String> {
     gids
 }
 
-/// Objects of the device that its driver holds, as `rdma resource show` counts them.
+/// Objects of the one device that its driver holds, as `rdma resource show` counts them.
 pub(super) fn resources(rig: &mut Rig<'_>) -> Result<String> {
-    let text = rig.ok("rdma resource show")?;
+    resources_of(rig, "")
+}
+
+/// Objects of `device`, of which there may be others.
+pub(super) fn resources_of(rig: &mut Rig<'_>, device: &str) -> Result<String> {
+    let text = rig.ok(&format!("rdma resource show {device}"))?;
     // `3: ionic_0: pd 1 cq 1 …`, where the number goes up each time the driver is loaded.
     let (_, device) = text.trim().split_once(": ").with_context(|| format!("rdma resource show: {text:?}"))?;
     Ok(device.to_owned())
@@ -143,11 +148,16 @@ fn kill_holders(rig: &mut Rig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the device has the objects that it had `before`.
+/// Waits until the one device has the objects that it had `before`.
 pub(super) fn released(rig: &mut Rig<'_>, before: &str, after: &str) -> Result<()> {
+    released_of(rig, "", before, after, 100)
+}
+
+/// Waits until `device` has the objects that it had `before`; looks `tries` times, five a second.
+pub(super) fn released_of(rig: &mut Rig<'_>, device: &str, before: &str, after: &str, tries: u32) -> Result<()> {
     let mut now = String::new();
-    for _ in 0..100 {
-        now = resources(rig)?;
+    for _ in 0..tries {
+        now = resources_of(rig, device)?;
         if now == before {
             return Ok(());
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::Bench;
-use super::rdma::{load, start};
+use super::rdma::{load, resources_of, start};
 use super::transfers::metric;
 use super::verbs::Site;
 use super::vms::{Rig, Setup, interface};
@@ -82,11 +82,6 @@ impl Card {
             "ernic-bench -endpoint {endpoint} --device {device} --gid-index {gid} -key k{port} -size 4M -n 3 >/tmp/bench.{port} 2>&1"
         )
     }
-
-    fn resources(&self, rig: &mut Rig<'_>) -> Result<String> {
-        let text = rig.ok(&format!("rdma resource show {}", self.site.device))?;
-        Ok(text.trim().split_once(": ").context("rdma resource show")?.1.to_owned())
-    }
 }
 
 /// Both bind, both work at once, each counts its own. The death of one server is left out: QEMU 11.1 now and then ends, or keeps its
@@ -100,7 +95,7 @@ pub fn two_nics(bench: &Bench<'_>) -> Result<()> {
     ensure!(cards[0].site.device != cards[1].site.device, "both are {}", cards[0].site.device);
     let mut idle = Vec::new();
     for card in &cards {
-        idle.push((card.resources(&mut rig)?, card.counted(&mut rig)?));
+        idle.push((resources_of(&mut rig, &card.site.device)?, card.counted(&mut rig)?));
     }
 
     for card in &cards {
@@ -115,7 +110,7 @@ pub fn two_nics(bench: &Bench<'_>) -> Result<()> {
             "{} counts {moved:?} of {MESSAGES} messages from either end",
             card.site.device
         );
-        let now = card.resources(&mut rig)?;
+        let now = resources_of(&mut rig, &card.site.device)?;
         ensure!(now == *objects, "{}: {now} instead of {objects}", card.site.device);
     }
 
@@ -127,7 +122,7 @@ pub fn two_nics(bench: &Bench<'_>) -> Result<()> {
     }
 
     rig.check("two NICs at work")?;
-    let now = cards[0].resources(&mut rig)?;
+    let now = resources_of(&mut rig, &cards[0].site.device)?;
     ensure!(now == idle[0].0, "{}: {now} instead of {}", cards[0].site.device, idle[0].0);
     rig.stop()
 }
