@@ -104,11 +104,6 @@ impl Pair {
         unsafe { &self.device.context.as_ref().ops }
     }
 
-    /// A work request of the header's inline functions: these return an error number, or -1 and set `errno`.
-    fn posted(verb: &'static str, result: c_int) -> Result<(), MemoryError> {
-        status(verb, result)
-    }
-
     /// Waits for the one completion there will be.
     fn completion(&self, what: &'static str, patience: Duration) -> Result<abi::Wc, MemoryError> {
         let qpn = self.path.port.qpn;
@@ -208,7 +203,7 @@ impl QueuePair for Pair {
         let mut bad = ptr::null_mut();
         let post = self.ops().post_recv.ok_or_else(|| missing("ibv_post_recv"))?;
         // SAFETY: the queue pair is there, and the request lives for the call.
-        Self::posted("ibv_post_recv", unsafe { post(self.qp, &raw mut receive, &raw mut bad) })?;
+        status("ibv_post_recv", unsafe { post(self.qp, &raw mut receive, &raw mut bad) })?;
         let Path { port, gid_index, mtu } = self.path;
         let grh = abi::GlobalRoute {
             dgid: abi::Gid(peer.gid),
@@ -262,7 +257,7 @@ impl QueuePair for Pair {
         let post = self.ops().post_send.ok_or_else(|| missing("ibv_post_send"))?;
         // SAFETY: the queue pair is there, and the request and its piece live for the call. The memory is the region's, which is
         // borrowed until the completion, or until the queue pair is gone.
-        Self::posted("ibv_post_send", unsafe { post(self.qp, &raw mut request, &raw mut bad) })?;
+        status("ibv_post_send", unsafe { post(self.qp, &raw mut request, &raw mut bad) })?;
         let wc = self.completion("RDMA WRITE", PATIENCE)?;
         if wc.opcode != abi::WC_RDMA_WRITE {
             let status = format!("a completion of opcode {}", wc.opcode);

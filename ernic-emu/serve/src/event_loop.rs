@@ -390,7 +390,7 @@ impl Server {
                 bytes_read: metrics.map_or(0, s3_proto::Metrics::rdma_bytes_read),
                 writes: metrics.map_or(0, s3_proto::Metrics::rdma_writes),
                 bytes_written: metrics.map_or(0, s3_proto::Metrics::rdma_bytes_written),
-                work_requests: work.requests,
+                work_requests: work.requests(),
                 work_failed: work.failed,
                 work_bytes: work.bytes,
             },

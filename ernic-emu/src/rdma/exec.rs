@@ -786,7 +786,7 @@ impl Rdma {
 
     /// A request is done. `false`: its queue pair cannot go on.
     fn succeed(&mut self, env: &mut Env<'_>, qpn: u32, work: &Work) -> bool {
-        self.traffic.requests += 1;
+        // Of no other operation is there a success.
         if let Some(count) = self.traffic.by_operation.get_mut(usize::from(work.entry.op().0)) {
             *count += 1;
         }

@@ -109,9 +109,7 @@ pub const OPERATIONS: [&str; 11] = [
 /// What work requests did, since the device was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Requests that succeeded.
-    pub requests: u64,
-    /// The same by operation, in the order of [`OPERATIONS`].
+    /// Requests that succeeded, by operation in the order of [`OPERATIONS`].
     pub by_operation: [u64; OPERATIONS.len()],
     /// Requests that failed; those that were flushed are not counted.
     pub failed: u64,
@@ -121,6 +119,14 @@ pub struct Traffic {
     pub dropped: u64,
     /// How often a request had to wait: for a receive buffer, or for a peer.
     pub waits: u64,
+}
+
+impl Traffic {
+    /// Requests that succeeded.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.by_operation.iter().sum()
+    }
 }
 
 /// An address handle.
