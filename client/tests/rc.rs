@@ -1,6 +1,8 @@
 //! `hipobj-rc-v2`, from a session of the client to the real service, over connections that are memory of this process.
 #![allow(clippy::cast_possible_truncation)]
 
+#[path = "common/buffers.rs"]
+mod buffers;
 mod common;
 
 use std::sync::{
@@ -8,7 +10,8 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use common::{BUCKET, MIB, PairFault, Server, Setup, Table, Tamper, bytes, change, content, fill};
+use buffers::{bytes, content, fill};
+use common::{BUCKET, MIB, PairFault, Server, Setup, Table, Tamper, change};
 use ernic_client::{
     Carrier, ClientError, Protocol, Session, Violation,
     functional::{self, Plan},

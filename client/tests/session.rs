@@ -1,6 +1,8 @@
 //! Sessions, as programs use them, against the real service: bytes, carriers and the server's counters.
 #![allow(clippy::cast_possible_truncation)]
 
+#[path = "common/buffers.rs"]
+mod buffers;
 mod common;
 #[allow(dead_code)]
 #[path = "../examples/sdk.rs"]
@@ -8,7 +10,8 @@ mod example;
 
 use std::sync::{Arc, Mutex};
 
-use common::{BUCKET, MIB, Server, Setup, Table, Tamper, bytes, change, content, fill};
+use buffers::{bytes, content, fill};
+use common::{BUCKET, MIB, Server, Setup, Table, Tamper, change};
 use ernic_client::{
     Carrier, ClientError, Session, Violation,
     memory::{Layout, MemoryError, PAGE, Port, Region, Registrar},

@@ -20,7 +20,6 @@ use std::{
 
 use async_trait::async_trait;
 use ernic_client::{
-    Buffer,
     memory::{Arrived, Layout, MemoryError, PAGE, Port, QueuePair, Region, Registrar},
     s3::{Client, Config},
 };
@@ -37,25 +36,6 @@ pub const BUCKET: &str = "bench";
 pub const MIB: usize = 1 << 20;
 
 // ---------------------------------------------------------------- the service
-
-/// Bytes without a pattern, the same for each seed.
-pub fn content(length: usize, seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    fastrand::Rng::with_seed(seed).fill(&mut bytes);
-    bytes
-}
-
-/// The beginning of a buffer.
-pub fn bytes(buffer: &Buffer, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    buffer.read(0, &mut bytes);
-    bytes
-}
-
-/// Sets every byte of it.
-pub fn fill(buffer: &mut Buffer, byte: u8) {
-    buffer.fill(0, buffer.size() as u64, |piece| piece.fill(byte));
-}
 
 /// Rewrites the head of an answer, given without its empty line.
 pub type Tamper = Arc<dyn Fn(&str) -> String + Send + Sync>;
